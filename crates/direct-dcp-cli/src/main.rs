@@ -1,0 +1,2 @@
+//! (see the crate description)
+fn main() {}
