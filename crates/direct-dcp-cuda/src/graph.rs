@@ -118,14 +118,14 @@ impl Capture<'_> {
             // SAFETY: the stream is live while it is borrowed; writes one handle.
             let ended = unsafe { api.cuStreamEndCapture(self.stream.raw(), &mut raw) };
             self.open = ended.is_err() && self.stream.is_capturing().unwrap_or(false);
-            ended?;
-            if raw == sys::CUgraph::NULL {
-                return Err(CudaError::invalid("cuStreamEndCapture", "a graph", "null"));
-            }
-            Ok(Graph {
+            // Owned before the outcome is looked at: a driver that reports an earlier failure here
+            // may have made the graph all the same.
+            let graph = (raw != sys::CUgraph::NULL).then(|| Graph {
                 context: context.clone(),
                 raw,
-            })
+            });
+            ended?;
+            graph.ok_or_else(|| CudaError::invalid("cuStreamEndCapture", "a graph", "null"))
         })
     }
 }

@@ -9,6 +9,9 @@
 #![allow(unsafe_code)] // looking up and calling C functions
 #![allow(non_snake_case)] // functions keep their C names
 
+#[cfg(test)]
+mod shape;
+
 use core::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 
 use super::SymbolGroup;
@@ -31,12 +34,18 @@ macro_rules! driver_api {
                     library: name,
                     $($($name: {
                         // SAFETY: the type is the header's declaration of this symbol, which
-                        // `tests/abi.rs` compares with NVIDIA's.
+                        // `shape` compares with NVIDIA's in tests.
                         unsafe { library.get(concat!(stringify!($name), "\0").as_bytes()) }
                             .ok()
                             .map(|symbol: libloading::Symbol<'_, _>| *symbol)
                     },)*)*
                 }
+            }
+
+            /// A table of nothing.
+            #[cfg(test)]
+            fn empty() -> Self {
+                Self { library: String::new(), $($($name: None,)*)* }
             }
 
             /// Every function: its group, its name, whether the library has it.

@@ -1,0 +1,164 @@
+//! Modules: the entry points that a PTX text declares, and the host functions that stand for them.
+
+use core::ffi::c_void;
+use std::collections::HashMap;
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+/// A host function that runs in place of a kernel: arguments as `cuLaunchKernel` has them, blocks,
+/// threads of a block.
+pub(crate) type Host = extern "C" fn(*mut *mut c_void, u32, u32);
+
+/// A loaded module.
+pub(crate) struct Module {
+    pub(crate) context: usize,
+    pub(crate) entries: Vec<(String, Vec<Parameter>)>,
+    /// Handles of functions that were looked up.
+    pub(crate) functions: Vec<usize>,
+}
+
+/// A function of a module.
+pub(crate) struct Entry {
+    pub(crate) context: usize,
+    pub(crate) name: String,
+    pub(crate) parameters: Vec<Parameter>,
+}
+
+/// A kernel's parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Parameter {
+    pub(crate) offset: usize,
+    pub(crate) bytes: usize,
+}
+
+static HOSTS: LazyLock<Mutex<HashMap<String, Host>>> = LazyLock::new(Mutex::default);
+
+pub(crate) fn register(name: String, host: Host) {
+    HOSTS
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .insert(name, host);
+}
+
+pub(crate) fn host(name: &str) -> Option<Host> {
+    HOSTS
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .get(name)
+        .copied()
+}
+
+/// Reads what the fake needs of a PTX text: the directives it must have, and each entry's name and
+/// parameters. The error is what the compiler's log would say.
+pub(crate) fn parse(ptx: &str) -> Result<Vec<(String, Vec<Parameter>)>, String> {
+    let text: String = strip_comments(ptx);
+    for directive in [".version", ".target", ".address_size"] {
+        if !text.contains(directive) {
+            return Err(format!("ptxas fatal : missing {directive}"));
+        }
+    }
+    let mut entries = Vec::new();
+    for part in text.split(".entry").skip(1) {
+        let head = part.split('{').next().unwrap_or_default();
+        let (name, rest) = head.split_once('(').unwrap_or((head, ""));
+        let name = name.trim();
+        if name.is_empty() {
+            return Err("ptxas fatal : an entry without a name".into());
+        }
+        let list = rest.rsplit_once(')').map_or("", |(list, _)| list);
+        entries.push((name.to_owned(), parse_parameters(list)?));
+    }
+    Ok(entries)
+}
+
+fn strip_comments(ptx: &str) -> String {
+    let lines = ptx
+        .lines()
+        .map(|line| line.split("//").next().unwrap_or_default());
+    let mut rest = lines.collect::<Vec<_>>().join("\n");
+    while let Some(start) = rest.find("/*") {
+        let end = rest[start..]
+            .find("*/")
+            .map_or(rest.len(), |end| start + end + 2);
+        rest.replace_range(start..end, " ");
+    }
+    rest
+}
+
+fn parse_parameters(list: &str) -> Result<Vec<Parameter>, String> {
+    let mut parameters = Vec::new();
+    let mut end = 0_usize;
+    for declaration in list
+        .split(',')
+        .map(str::trim)
+        .filter(|text| !text.is_empty())
+    {
+        let bad = || format!("ptxas error : cannot read parameter '{declaration}'");
+        let mut words = declaration.split_whitespace();
+        if words.next() != Some(".param") {
+            return Err(bad());
+        }
+        let mut alignment = None;
+        let mut element = None;
+        let mut name = "";
+        while let Some(word) = words.next() {
+            match word {
+                ".align" => alignment = words.next().and_then(|text| text.parse::<usize>().ok()),
+                ".ptr" | ".global" | ".const" | ".local" | ".shared" => {}
+                _ if word.starts_with('.') && element.is_none() => {
+                    element = Some(width(word).ok_or_else(bad)?)
+                }
+                _ => name = word,
+            }
+        }
+        let element = element.ok_or_else(bad)?;
+        let count = match name.split_once('[') {
+            Some((_, count)) => count.trim_end_matches(']').parse().map_err(|_| bad())?,
+            None => 1,
+        };
+        // `.ptr .align` is about what a pointer points to.
+        let alignment = if declaration.contains(".ptr") {
+            None
+        } else {
+            alignment
+        };
+        let offset = end.next_multiple_of(alignment.unwrap_or(element).max(1));
+        parameters.push(Parameter {
+            offset,
+            bytes: element * count,
+        });
+        end = offset + element * count;
+    }
+    Ok(parameters)
+}
+
+/// Bytes of a fundamental type such as `.u64`.
+fn width(kind: &str) -> Option<usize> {
+    let bits: usize = kind
+        .trim_start_matches(|c: char| !c.is_ascii_digit())
+        .parse()
+        .ok()?;
+    matches!(bits, 8 | 16 | 32 | 64 | 128).then_some(bits / 8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Parameter, parse};
+
+    #[test]
+    fn entries_and_parameters_are_read() {
+        let ptx = "// a comment with .entry in it\n.version 8.1\n.target sm_90\n.address_size 64\n\
+            .visible .entry push(\n .param .u64 .ptr .align 1 a,\n .param .u32 b,\n\
+            .param .align 8 .b8 c[24]\n)\n.maxntid 256, 1, 1\n{ ret; }\n\
+            .visible .entry bare()\n{ ret; }\n";
+        let entries = parse(ptx).expect("PTX");
+        assert_eq!(entries.len(), 2);
+        let parameter = |offset, bytes| Parameter { offset, bytes };
+        assert_eq!(entries[0].0, "push");
+        assert_eq!(
+            entries[0].1,
+            [parameter(0, 8), parameter(8, 4), parameter(16, 24)]
+        );
+        assert_eq!(entries[1], ("bare".to_owned(), vec![]));
+        assert!(parse(".version 8.1").is_err());
+    }
+}
