@@ -37,7 +37,7 @@ pub struct FunctionAttributes {
     pub shared_bytes: i32,
     /// Threads that a block may have.
     pub max_threads_per_block: i32,
-    /// The PTX version it was written for: 81 is 8.1.
+    /// The virtual architecture that the PTX names as its target: 80 is sm_80.
     pub ptx_version: i32,
     /// The architecture it was compiled for: 90 is sm_90.
     pub binary_version: i32,

@@ -5,7 +5,7 @@ mod common;
 use std::path::Path;
 
 use common::{Watchdog, child, expect_passed, fake};
-use direct_dcp_cuda::{CudaError, Driver, LIBRARY_VARIABLE, SymbolGroup};
+use direct_dcp_cuda::{CudaError, Device, Driver, LIBRARY_VARIABLE, SymbolGroup};
 
 fn one_clear_line(error: &CudaError) -> String {
     let text = error.to_string();
@@ -92,4 +92,21 @@ fn a_driver_without_devices_can_be_tried_again() {
     let _watchdog = Watchdog::new(60);
     let test = "a_driver_without_devices_can_be_tried_again";
     expect_passed(child(test, variable, "0"));
+}
+
+#[test]
+fn the_environment_makes_a_call_fail() {
+    let variable = "DIRECT_DCP_FAKE_FAIL";
+    if std::env::var_os(variable).is_some() {
+        let driver = Driver::open(fake().path()).expect("the fake driver");
+        assert_eq!(Device::count(&driver), Ok(2));
+        let error = Device::count(&driver).expect_err("the planned failure");
+        let expected = "cuDeviceGetCount failed: CUDA_ERROR_OUT_OF_MEMORY (2): ";
+        assert!(error.to_string().starts_with(expected), "{error}");
+        assert_eq!(Device::count(&driver), Ok(2));
+        return;
+    }
+    let _watchdog = Watchdog::new(60);
+    let test = "the_environment_makes_a_call_fail";
+    expect_passed(child(test, variable, "cuDeviceGetCount:2:2"));
 }

@@ -17,6 +17,8 @@ use direct_dcp_cuda::{
 
 const UNIT: usize = 2 << 20;
 const KIND: HandleTypes = HandleTypes::POSIX_FD;
+/// Not what fresh memory holds.
+const FLAG: [u8; 4] = [9, 8, 7, 6];
 
 fn is_invalid<T: std::fmt::Debug>(result: Result<T, CudaError>) {
     assert!(
@@ -283,6 +285,7 @@ fn two_processes_are_one_team() {
     let mapping = multicast_map(&context, &bound);
     let data = random_bytes(4096);
     multicast_store(&mapping, 0, &data);
+    multicast_store(&mapping, 8192, &FLAG);
     barrier("stored");
     let mut both = vec![0; 8192];
     view.download(&stream, 0, &mut both).expect("a download");
@@ -327,7 +330,7 @@ fn second_rank(place: &str) {
     barrier("bound");
     let mapping = multicast_map(&context, &bound);
     // Wait for the other's rows, as the protocol would by a signal, and answer with their inverse.
-    barrier_free_wait(&view, &stream);
+    wait_for_flag(&view, &stream);
     let mut data = vec![0; 4096];
     view.download(&stream, 0, &mut data).expect("a download");
     data.iter_mut().for_each(|byte| *byte = !*byte);
@@ -338,14 +341,11 @@ fn second_rank(place: &str) {
     bench.finish();
 }
 
-/// Waits until the last of the other rank's bytes is no longer what fresh memory holds.
-fn barrier_free_wait(view: &Mapping, stream: &Stream) {
-    let mut tail = [0; 16];
-    loop {
-        view.download(stream, 4080, &mut tail).expect("a download");
-        if tail != [0xa5; 16] {
-            return;
-        }
+/// Waits until the other rank has raised its flag behind the rows.
+fn wait_for_flag(view: &Mapping, stream: &Stream) {
+    let mut flag = [0; 4];
+    while flag != FLAG {
+        view.download(stream, 8192, &mut flag).expect("a download");
         std::thread::yield_now();
     }
 }

@@ -4,7 +4,7 @@
 
 use core::ffi::{c_int, c_uint, c_void};
 use core::fmt;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use crate::driver::Driver;
 use crate::error::{CudaError, Result};
@@ -98,13 +98,22 @@ pub(crate) fn export_fd(
 }
 
 /// Imports a handle from a file descriptor, which stays the caller's.
+///
+/// The driver takes the descriptor as the bits of a pointer and refuses null, so descriptor 0 goes
+/// in as a clone, whose number is never 0.
 pub(crate) fn import_fd(
     driver: &Driver,
     fd: BorrowedFd<'_>,
 ) -> Result<sys::CUmemGenericAllocationHandle> {
+    if fd.as_raw_fd() == 0 {
+        let clone = fd.try_clone_to_owned();
+        let clone = clone.map_err(|error| CudaError::Descriptor {
+            reason: error.to_string(),
+        })?;
+        return import_fd(driver, clone.as_fd());
+    }
     let number = usize::try_from(fd.as_raw_fd())
         .map_err(|_| CudaError::invalid("descriptor", "an open one", fd.as_raw_fd()))?;
-    // For this kind the pointer's bits are the descriptor.
     let shareable = core::ptr::without_provenance_mut::<c_void>(number);
     let mut handle = 0;
     let kind = sys::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;

@@ -242,6 +242,8 @@ export! {
         }
     }
     fn cuMemImportFromShareableHandle(handle: Out<u64>, shareable: *mut c_void, kind: c_uint) {
+        // A real driver refuses null for either kind, and so descriptor 0.
+        ensure(!shareable.is_null(), Code::INVALID_VALUE)?;
         let fd = match kind {
             POSIX_FD => {
                 let raw = RawFd::try_from(shareable.addr()).map_err(|_| Code::INVALID_VALUE)?;
