@@ -163,7 +163,7 @@ impl Control {
     }
 
     /// The rank that aborted the generation, if any did.
-    pub(crate) fn aborted(&self) -> Option<usize> {
+    pub(crate) fn aborted_by(&self) -> Option<usize> {
         self.words.aborted()
     }
 

@@ -34,7 +34,7 @@ pub(super) trait Fabric: Debug + Send + Sync {
     /// The words have changed: whoever waits here should look again.
     fn wake(&self);
 
-    /// This rank takes part in no collective any more. What it has sent still counts.
+    /// This rank's last handle is dropped. What it has sent still counts.
     fn leave(&self);
 
     /// Agrees on the next generation with whoever calls this too.
@@ -68,16 +68,14 @@ pub(super) enum Operation {
     Shared = 5,
     /// The control words of a new generation go out.
     Control = 6,
-    /// Everybody has let go of what only bring-up needs.
-    Met = 7,
-    /// Everybody is ready.
-    Ready = 8,
+    /// Everybody has mapped them.
+    Ready = 7,
 }
 
 impl Operation {
     pub(super) fn from_byte(byte: u8) -> Option<Operation> {
         use Operation::*;
-        [AllGather, Barrier, Vote, Share, Shared, Control, Met, Ready]
+        [AllGather, Barrier, Vote, Share, Shared, Control, Ready]
             .into_iter()
             .find(|&operation| operation as u8 == byte)
     }
@@ -88,7 +86,7 @@ impl Operation {
             Operation::Barrier => "barrier",
             Operation::Vote => "vote",
             Operation::Share | Operation::Shared => "sharing of memory",
-            Operation::Control | Operation::Met | Operation::Ready => "bring-up",
+            Operation::Control | Operation::Ready => "bring-up",
         }
     }
 }

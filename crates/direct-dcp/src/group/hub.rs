@@ -233,9 +233,12 @@ impl Seat {
         if table.outcome.is_some() {
             return Err(GroupError::Excluded);
         }
-        match table.joined.iter().position(|&joined| joined) {
-            Some(rank) => Err(GroupError::Rebuilding { rank }),
-            None => Ok(()),
+        let first = |ranks: &[bool]| ranks.iter().position(|&yes| yes);
+        match (first(&table.joined), first(&table.departed)) {
+            (None, _) => Ok(()),
+            // Why the others rebuild tells more than that they do.
+            (Some(_), Some(rank)) => Err(GroupError::PeerLost { rank }),
+            (Some(rank), None) => Err(GroupError::Rebuilding { rank }),
         }
     }
 

@@ -68,12 +68,19 @@ impl Mesh {
         let mut session = lock(&self.session);
         self.check()?;
         let session = session.as_mut().ok_or_else(|| self.over())?;
-        let result = step(session, &limit);
-        if let Err(GroupError::PeerLost { rank }) = result {
-            // Those who have this rank's message, or wait for ours, learn it from the word.
-            self.words.lose(rank);
+        match step(session, &limit) {
+            Err(GroupError::PeerLost { rank }) => {
+                // Those who have this rank's message, or wait for ours, learn it from the word.
+                self.words.lose(rank);
+                Err(GroupError::PeerLost { rank })
+            }
+            // Why the others rebuild tells more than that they do.
+            Err(error @ GroupError::Rebuilding { .. }) => match self.words.lost() {
+                Some(rank) => Err(GroupError::PeerLost { rank }),
+                None => Err(error),
+            },
+            result => result,
         }
-        result
     }
 
     /// Why no collective can begin or go on, if so.
@@ -136,12 +143,7 @@ impl Fabric for Mesh {
     }
 
     fn leave(&self) {
-        // Nobody is in a collective while the group that it would borrow is dropped.
-        if let Ok(session) = self.session.try_lock()
-            && let Some(session) = session.as_ref()
-        {
-            session.say_leave();
-        }
+        // The others see the channels close, which are dropped right after this.
     }
 
     fn rebuild(&self, timeout: Duration) -> Result<Generation, GroupError> {

@@ -42,8 +42,6 @@ pub(super) enum Kind {
     Collective(Operation),
     /// I am rebuilding, and these are the ranks that I believe to be alive.
     Rebuild,
-    /// I take part in no collective any more.
-    Leave,
 }
 
 impl Kind {
@@ -52,7 +50,6 @@ impl Kind {
             Kind::Hello => (1, 0),
             Kind::Collective(operation) => (2, operation as u8),
             Kind::Rebuild => (3, 0),
-            Kind::Leave => (4, 0),
         }
     }
 
@@ -61,7 +58,6 @@ impl Kind {
             (1, 0) => Some(Kind::Hello),
             (2, operation) => Operation::from_byte(operation).map(Kind::Collective),
             (3, 0) => Some(Kind::Rebuild),
-            (4, 0) => Some(Kind::Leave),
             _ => None,
         }
     }

@@ -26,6 +26,9 @@ mod mesh;
 mod message;
 mod rebuild;
 mod session;
+#[cfg(test)]
+mod tests;
+mod watch;
 
 pub use control::AbortHandle;
 pub(crate) use control::Control;
@@ -69,6 +72,9 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 /// # }
 /// ```
 ///
+/// A clone is another handle of the same rank, which leaves the group when the last one is dropped,
+/// and with it every workspace.
+///
 /// # When a rank is lost
 /// The collective under way, or the next one, fails on all others with [`GroupError::PeerLost`], or
 /// [`GroupError::Rebuilding`] if another rank was faster to see it. The generation is then of no
@@ -101,11 +107,12 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 /// # Ok(())
 /// # }
 /// ```
+#[derive(Clone)]
 pub struct Group {
     control: Arc<Control>,
     rank: usize,
     number: u64,
-    previous: Vec<usize>,
+    previous: Arc<[usize]>,
     timeout: Duration,
 }
 
@@ -205,12 +212,12 @@ impl Group {
             control: Control::new(words, rank, fabric),
             rank,
             number,
-            previous,
+            previous: previous.into(),
             timeout,
         }
     }
 
-    /// The same group with another limit for how long a collective waits; it is 60 s unless the
+    /// The same handle with another limit for how long a collective waits; it is 60 s unless the
     /// environment says otherwise. A rebuilt group inherits it.
     #[must_use]
     pub fn with_timeout(mut self, timeout: Duration) -> Group {
@@ -350,13 +357,6 @@ impl Group {
 
     fn fabric(&self) -> &Arc<dyn Fabric> {
         self.control.fabric()
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        // What holds the control, such as a workspace, keeps its place; collectives end here.
-        self.fabric().leave();
     }
 }
 

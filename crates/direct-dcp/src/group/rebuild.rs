@@ -37,7 +37,7 @@ const FAR: u64 = 1 << 20;
 /// Runs rounds until one is agreed and confirmed.
 pub(super) fn run(session: Session, until: Instant) -> Result<Generation, GroupError> {
     let before = session.origins();
-    let mut rounds = Rounds::new(session);
+    let mut rounds = Rounds::new(session, false);
     loop {
         let mut session = rounds.agree(until)?;
         match settle(&mut session, until.max(Instant::now() + GRACE), || ()) {
@@ -51,7 +51,7 @@ pub(super) fn run(session: Session, until: Instant) -> Result<Generation, GroupE
                 GroupError::PeerLost { .. }
                 | GroupError::Rebuilding { .. }
                 | GroupError::Timeout { .. },
-            ) => rounds = Rounds::new(session),
+            ) => rounds = Rounds::new(session, true),
             Err(error) => return Err(error),
         }
     }
@@ -86,13 +86,14 @@ enum Ending {
 }
 
 impl Rounds {
-    fn new(session: Session) -> Rounds {
+    /// `answered` tells whether the others are known to have called rebuild.
+    fn new(session: Session, answered: bool) -> Rounds {
         let peers = session.links.into_iter().flatten();
         let peers = peers.map(|link| {
             let peer = Peer {
                 told: false,
                 said: None,
-                answered: false,
+                answered,
                 link,
             };
             (peer.link.origin, peer)
@@ -194,14 +195,9 @@ impl Rounds {
                 return Ok(Heard::Something);
             }
         };
-        match message.head.kind {
-            Kind::Leave => {
-                self.peers.remove(&origin);
-                return Ok(Heard::Something);
-            }
-            Kind::Rebuild => {}
+        if message.head.kind != Kind::Rebuild {
             // What is left of an earlier generation; a descriptor that came along is closed.
-            Kind::Hello | Kind::Collective(_) => return Ok(Heard::Something),
+            return Ok(Heard::Something);
         }
         let round = message.head.generation;
         if round < self.number || round - self.number > FAR {
@@ -242,11 +238,14 @@ impl Rounds {
         }
     }
 
-    /// Drops a peer, and tells it the set that it is no longer in.
+    /// Drops a peer, and tells it the set that it is no longer in: that of the next round, which
+    /// has to come, so that not even one that thinks this round agreed takes it for old news.
     fn exclude(&mut self, origin: usize) {
         if let Some(peer) = self.peers.remove(&origin) {
             let bytes = encode(&self.alive(), self.universe);
-            peer.link.try_send(self.head(), &bytes);
+            let mut head = self.head();
+            head.generation = head.generation.saturating_add(1);
+            peer.link.try_send(head, &bytes);
         }
     }
 

@@ -76,18 +76,6 @@ impl Session {
         self.links.iter().map(origin).collect()
     }
 
-    /// Tells the others that this rank takes part in nothing any more, if they have room to hear.
-    pub(super) fn say_leave(&self) {
-        let head = Head {
-            kind: Kind::Leave,
-            generation: self.generation,
-            sequence: 0,
-        };
-        for link in self.links.iter().flatten() {
-            link.try_send(head, &[]);
-        }
-    }
-
     /// Collective: every rank's contribution, in rank order; our own without its descriptor.
     pub(super) fn exchange(
         &mut self,
@@ -216,10 +204,6 @@ impl Tie<'_> {
             Kind::Rebuild if head.generation > ours.generation => {
                 self.link.put_back(message);
                 return Err(GroupError::Rebuilding { rank });
-            }
-            Kind::Leave if current => {
-                self.link.put_back(message);
-                return Err(GroupError::PeerLost { rank });
             }
             Kind::Collective(theirs) if current && head.sequence == ours.sequence => {
                 if theirs != operation {
