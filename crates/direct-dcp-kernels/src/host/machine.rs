@@ -1,0 +1,261 @@
+//! [`Machine`] for one CPU thread of a launch.
+#![allow(unsafe_code)]
+
+use std::num::NonZeroU32;
+use std::sync::atomic::{Ordering, fence};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use direct_dcp_shm::futex;
+
+use super::lane::{Lane, Report};
+use super::region::Way;
+use crate::machine::{Call, Fault, FaultCode, Interrupt, Machine, Shape};
+use crate::part::rotated;
+
+/// Rows are stored to all receivers in pieces of this many bytes, so that a piece is read from
+/// memory once and from the cache for the other receivers.
+const PIECE: usize = 32 << 10;
+
+/// Polls that yield the CPU before a wait goes to sleep. A yield costs about a microsecond where
+/// another thread wants the CPU, and much less where none does.
+const YIELDS: u32 = 1000;
+/// Polls between two looks at whether the source still lives, which can cost a system call.
+const LOOK_EVERY: u32 = 64;
+/// The longest sleep between two such looks.
+const LONGEST_SLEEP: Duration = Duration::from_millis(16);
+
+/// What the blocks of one launch share.
+pub(super) struct Launch<'a> {
+    pub(super) lane: &'a Lane,
+    pub(super) call: Call,
+    /// The caller's rows: valid for reads of `call.shape.bytes()` bytes during the launch.
+    pub(super) local: *const u8,
+    /// The output, where the call copies out: valid for writes of `world_size` times that.
+    pub(super) out: *mut u8,
+    pub(super) report: Mutex<Option<Report>>,
+}
+
+// SAFETY: the pointers come from a shared and an exclusive borrow that outlive the launch. Blocks
+// only read through `local`, and write disjoint parts of `out` (`part` gives every block its own).
+unsafe impl Sync for Launch<'_> {}
+
+/// One block of a launch.
+pub(super) struct Block<'a> {
+    pub(super) launch: &'a Launch<'a>,
+    pub(super) block: u32,
+}
+
+impl Block<'_> {
+    fn slice_bytes(&self) -> usize {
+        self.launch.call.shape.bytes() as usize
+    }
+
+    /// Where the slice of `source` begins in a slot.
+    fn place(&self, source: u32) -> usize {
+        match self.launch.lane.geometry().way {
+            Way::Pull => 0,
+            Way::Shared | Way::Push => source as usize * self.slice_bytes(),
+        }
+    }
+}
+
+impl Machine for Block<'_> {
+    fn block(&self) -> u32 {
+        self.block
+    }
+
+    fn blocks(&self) -> NonZeroU32 {
+        self.launch.lane.blocks()
+    }
+
+    fn thread(&self) -> u32 {
+        0
+    }
+
+    fn threads(&self) -> NonZeroU32 {
+        NonZeroU32::MIN
+    }
+
+    fn barrier(&self, vote: bool) -> bool {
+        vote
+    }
+
+    fn epoch(&self) -> u64 {
+        // SYNC: advance.
+        self.launch.lane.epoch.load(Ordering::Acquire)
+    }
+
+    fn advance(&self, epoch: u64) {
+        // SYNC: advance.
+        self.launch.lane.epoch.store(epoch, Ordering::Release);
+    }
+
+    fn poisoned(&self) -> bool {
+        // SYNC: poison.
+        self.launch.lane.poisoned.load(Ordering::Acquire)
+    }
+
+    fn poison(&self) {
+        // SYNC: poison.
+        self.launch.lane.poisoned.store(true, Ordering::Release);
+    }
+
+    fn arrive(&self) -> u32 {
+        // SYNC: arrive.
+        self.launch.lane.arrivals.fetch_add(1, Ordering::AcqRel)
+    }
+
+    fn reset_arrivals(&self) {
+        self.launch.lane.arrivals.store(0, Ordering::Relaxed);
+    }
+
+    fn store(&self, slot: u32, from: u64, len: u64) {
+        let lane = self.launch.lane;
+        let place = self.place(self.launch.call.rank);
+        let end = (from + len) as usize;
+        for start in (from as usize..end).step_by(PIECE) {
+            let len = PIECE.min(end - start);
+            for region in lane.stores_to(self.launch.call.copy_out) {
+                let rows = self.launch.local.wrapping_add(start);
+                let to = region.slot(slot).wrapping_add(place + start);
+                // SAFETY: `Lane::check` saw that the slice lies within `local` and that
+                // `world_size` slices fit a slot. The slot rule (docs/protocol.md) keeps every
+                // reader out of these bytes until we publish, and no other rank, or block,
+                // writes this rank's part.
+                unsafe { rows.copy_to_nonoverlapping(to, len) };
+            }
+        }
+    }
+
+    fn take(&self, slot: u32, source: u32, from: u64, len: u64) {
+        let from = from as usize;
+        let rows = if source == self.launch.call.rank {
+            self.launch.local
+        } else {
+            let region = self.launch.lane.rows_of(source);
+            region
+                .slot(slot)
+                .wrapping_add(self.place(source))
+                .cast_const()
+        };
+        let rows = rows.wrapping_add(from);
+        let out = self
+            .launch
+            .out
+            .wrapping_add(source as usize * self.slice_bytes() + from);
+        // SAFETY: `Lane::check` saw that a slot and `out` hold world_size slices. The source's
+        // signal was acquired (here or, for another block, before the epoch that we acquired),
+        // so its rows are complete, and it stores into this slot again only after our own next
+        // publish. Only this block writes this part of `out`, which the caller lent exclusively.
+        unsafe { rows.copy_to_nonoverlapping(out, len as usize) }
+    }
+
+    fn receivers(&self) -> NonZeroU32 {
+        self.launch.lane.receivers()
+    }
+
+    fn publish(&self, receiver: u32, slot: u32, shape: Shape, epoch: u32) {
+        let Some(region) = self.launch.lane.region(receiver) else {
+            return;
+        };
+        region.write_shape(slot, self.launch.call.rank, shape);
+        let signal = region.signal(slot, self.launch.call.rank);
+        // SYNC: publish.
+        signal.store(epoch, Ordering::Release);
+        // SYNC: doorbell. Either we see the sleeper, or it sees our signal and does not sleep.
+        fence(Ordering::SeqCst);
+        if region.sleepers().load(Ordering::Relaxed) != 0 {
+            futex::wake_all(signal);
+        }
+    }
+
+    fn observe(&self, slot: u32, source: u32) -> u32 {
+        // SYNC: publish.
+        self.launch
+            .lane
+            .own_region()
+            .signal(slot, source)
+            .load(Ordering::Acquire)
+    }
+
+    fn shape(&self, slot: u32, source: u32) -> Shape {
+        self.launch.lane.own_region().read_shape(slot, source)
+    }
+
+    fn failed_peer(&self) -> Option<u32> {
+        self.launch.lane.watch().failed()
+    }
+
+    fn now(&self) -> u64 {
+        self.launch.lane.started.elapsed().as_nanos() as u64
+    }
+
+    fn pause(
+        &self,
+        slot: u32,
+        source: u32,
+        seen: u32,
+        polls: u32,
+        left: u64,
+    ) -> Result<(), Interrupt> {
+        let watch = self.launch.lane.watch();
+        if watch.aborted() {
+            return Err(Interrupt::Aborted);
+        }
+        let spins = self.launch.lane.spins();
+        if polls < spins {
+            std::hint::spin_loop();
+            return Ok(());
+        }
+        let yields = polls - spins;
+        if yields < YIELDS && yields % LOOK_EVERY != LOOK_EVERY - 1 {
+            std::thread::yield_now();
+            return Ok(());
+        }
+        if watch.lost(source) {
+            return Err(Interrupt::Lost);
+        }
+        if let Some(sleeps) = yields.checked_sub(YIELDS) {
+            let sleep = Duration::from_millis(1 << sleeps.min(4)).min(LONGEST_SLEEP);
+            let region = self.launch.lane.own_region();
+            let signal = region.signal(slot, source);
+            region.sleepers().fetch_add(1, Ordering::Relaxed);
+            // SYNC: doorbell.
+            fence(Ordering::SeqCst);
+            futex::wait(signal, seen, sleep.min(Duration::from_nanos(left)));
+            region.sleepers().fetch_sub(1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn relax(&self, polls: u32) {
+        if polls < self.launch.lane.spins() {
+            std::hint::spin_loop();
+        } else if polls < YIELDS {
+            std::thread::yield_now();
+        } else {
+            std::thread::sleep(Duration::from_micros(50));
+        }
+    }
+
+    fn fail(&self, fault: Fault) {
+        let mut report = self
+            .launch
+            .report
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let report = report.get_or_insert_with(|| Report {
+            fault,
+            missing: Vec::new(),
+        });
+        if fault.code == FaultCode::Timeout {
+            report.missing.push(fault.source);
+        }
+    }
+}
+
+/// The regions that `rank`'s rows are stored to, next rank first.
+pub(super) fn rotation(rank: u32, count: NonZeroU32) -> impl Iterator<Item = u32> {
+    (0..count.get()).map(move |step| rotated(rank, step, count))
+}

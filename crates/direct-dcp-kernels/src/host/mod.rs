@@ -1,0 +1,11 @@
+//! The instance that runs on CPU threads: a block is one thread, memory is a shared mapping.
+//!
+//! A [`Lane`] is one rank's end of one ubatch. It owns the rank's epoch, arrival count and held
+//! slots, and is the only thing that touches the mapped rows; everything outside is safe.
+
+mod lane;
+mod machine;
+mod region;
+
+pub use lane::{Held, Lane, LaneOptions, LaunchError, Report, Watch};
+pub use region::{Geometry, Way};

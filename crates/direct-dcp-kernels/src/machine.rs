@@ -1,0 +1,167 @@
+//! What the protocol needs from the machine it runs on.
+
+use core::num::NonZeroU32;
+
+/// What a rank says of its own slice, published beside the signal.
+///
+/// Written before the release of the signal and read after its acquire, so that ranks which
+/// disagree find out before anybody uses the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C, align(16))]
+pub struct Shape {
+    /// Rows of this rank's slice.
+    pub rows: u32,
+    /// Bytes of one row.
+    pub row_bytes: u32,
+    /// What else the ranks must agree on (the element type, a chunk plan), as a digest.
+    pub digest: u64,
+}
+
+impl Shape {
+    /// Bytes of the slice.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        u64::from(self.rows) * u64::from(self.row_bytes)
+    }
+}
+
+/// One gather, the same for every thread of a launch.
+#[derive(Clone, Copy, Debug)]
+pub struct Call {
+    /// Ranks of the group.
+    pub world_size: NonZeroU32,
+    /// This rank, below `world_size`.
+    pub rank: u32,
+    /// Slots per ubatch, at least 2.
+    pub slots: NonZeroU32,
+    /// This rank's slice.
+    pub shape: Shape,
+    /// Whether the launch ends with a copy of all slices into the caller's output.
+    pub copy_out: bool,
+    /// How long to wait for the peers, in nanoseconds of [`Machine::now`].
+    pub timeout: u64,
+}
+
+/// Why a wait for a source is pointless.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interrupt {
+    /// Somebody called the group's abort.
+    Aborted,
+    /// The source has left the group or died.
+    Lost,
+}
+
+/// What went wrong in a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum FaultCode {
+    /// The source did not publish in time.
+    Timeout = 1,
+    /// The group was aborted.
+    Aborted = 2,
+    /// The source left the group, died, or failed in this generation.
+    PeerLost = 3,
+    /// The source gathers another number of rows: `ours` and `theirs`.
+    Rows = 4,
+    /// The source's rows have another size in bytes: `ours` and `theirs`.
+    RowBytes = 5,
+    /// The source's digest differs: `ours` and `theirs`.
+    Digest = 6,
+    /// The source is ahead: it published epoch `theirs` where `ours` was expected.
+    Ahead = 7,
+}
+
+/// A fault of one launch, with the source that shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Fault {
+    /// The kind of fault.
+    pub code: FaultCode,
+    /// The rank that it is about.
+    pub source: u32,
+    /// The call that failed.
+    pub epoch: u64,
+    /// Our side, where the code has two sides.
+    pub ours: u64,
+    /// The source's side, where the code has two sides.
+    pub theirs: u64,
+}
+
+/// One thread of one block of a launch, and the memory it reaches.
+///
+/// Memory is named by *slot*, *receiver* and *source*, never by address: a receiver is a place
+/// that rows and signals are stored to. There are `world_size` of them where every rank has
+/// memory of its own, and one where a single store reaches everybody (multicast, a shared slot).
+///
+/// Everything here may be called by every thread of a block, except where it says *leader*.
+pub trait Machine {
+    /// This block, below [`blocks`](Machine::blocks).
+    fn block(&self) -> u32;
+    /// Blocks of the launch.
+    fn blocks(&self) -> NonZeroU32;
+    /// This thread, below [`threads`](Machine::threads); thread 0 is the block's leader.
+    fn thread(&self) -> u32;
+    /// Threads of a block.
+    fn threads(&self) -> NonZeroU32;
+    /// Waits for all threads of the block and tells each whether any of them voted yes.
+    ///
+    /// What a thread did before the barrier happens before what any thread of the block does
+    /// after it.
+    fn barrier(&self, vote: bool) -> bool;
+
+    /// The last call that this rank completed (acquire).
+    fn epoch(&self) -> u64;
+    /// *Leader.* Records `epoch` as completed (release).
+    fn advance(&self, epoch: u64);
+    /// Whether an earlier call of this generation failed (acquire).
+    fn poisoned(&self) -> bool;
+    /// *Leader.* Makes every later call of this generation return at once (release).
+    fn poison(&self);
+
+    /// *Leader.* Counts this block as arrived and returns how many had arrived before
+    /// (acquire and release).
+    fn arrive(&self) -> u32;
+    /// *Leader of the last block.* Makes the count ready for the next launch.
+    fn reset_arrivals(&self);
+
+    /// Stores bytes `from .. from + len` of the local slice into `slot` of every receiver, at the
+    /// place of this rank. The threads of a block share the work.
+    fn store(&self, slot: u32, from: u64, len: u64);
+    /// Copies bytes `from .. from + len` of the slice of `source` to its place in the output,
+    /// from `slot`, or, for this rank itself, from the local slice. The threads of a block share
+    /// the work.
+    fn take(&self, slot: u32, source: u32, from: u64, len: u64);
+
+    /// Places that signals are stored to.
+    fn receivers(&self) -> NonZeroU32;
+    /// Stores `shape`, then `epoch` with release, as this rank's signal of `slot` at `receiver`.
+    fn publish(&self, receiver: u32, slot: u32, shape: Shape, epoch: u32);
+    /// The signal of `source` in `slot` (acquire).
+    fn observe(&self, slot: u32, source: u32) -> u32;
+    /// The shape that `source` published; only after [`observe`](Machine::observe) showed the
+    /// epoch.
+    fn shape(&self, slot: u32, source: u32) -> Shape;
+    /// A rank known to have failed in this generation, if any.
+    fn failed_peer(&self) -> Option<u32>;
+
+    /// Nanoseconds of a clock that never goes back.
+    fn now(&self) -> u64;
+    /// Lets time pass until the signal of `source` may have changed from `seen`, `left`
+    /// nanoseconds at most; `polls` counts the calls for this source.
+    ///
+    /// # Errors
+    /// The reason, where waiting for `source` has become pointless.
+    fn pause(
+        &self,
+        slot: u32,
+        source: u32,
+        seen: u32,
+        polls: u32,
+        left: u64,
+    ) -> Result<(), Interrupt>;
+    /// Lets a little time pass while another block of this launch works.
+    fn relax(&self, polls: u32);
+    /// Records a fault. The first one of a launch counts, and every [`FaultCode::Timeout`] adds
+    /// its source to the missing ranks.
+    fn fail(&self, fault: Fault);
+}
