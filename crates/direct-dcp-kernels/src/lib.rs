@@ -15,10 +15,17 @@
 //! The order of the steps, and why no other order will do, is in `docs/protocol.md`; each
 //! acquire/release pair carries the same `SYNC` tag on both sides, and the tag is a heading there.
 #![cfg_attr(not(any(test, feature = "host")), no_std)]
+#![cfg_attr(
+    target_arch = "nvptx64",
+    feature(abi_ptx, stdarch_nvptx, asm_experimental_arch)
+)]
 
+pub mod device;
 mod machine;
 mod part;
 pub mod protocol;
+#[cfg(target_arch = "nvptx64")]
+mod ptx;
 
 #[cfg(feature = "host")]
 pub mod host;

@@ -103,20 +103,25 @@ pub trait Machine {
     fn thread(&self) -> u32;
     /// Threads of a block.
     fn threads(&self) -> NonZeroU32;
-    /// Waits for all threads of the block and tells each whether any of them voted yes.
+    /// Waits for all threads of the block.
     ///
     /// What a thread did before the barrier happens before what any thread of the block does
     /// after it.
-    fn barrier(&self, vote: bool) -> bool;
+    fn barrier(&self);
+    /// A [`barrier`](Machine::barrier) that tells each thread whether any of them voted yes.
+    fn any(&self, vote: bool) -> bool;
 
-    /// The last call that this rank completed (acquire).
+    /// The last call that this rank completed in an earlier launch. The launch boundary orders it.
     fn epoch(&self) -> u64;
+    /// Whether an earlier launch of this generation failed. The launch boundary orders it.
+    fn poisoned(&self) -> bool;
     /// *Leader.* Records `epoch` as completed (release).
     fn advance(&self, epoch: u64);
-    /// Whether an earlier call of this generation failed (acquire).
-    fn poisoned(&self) -> bool;
-    /// *Leader.* Makes every later call of this generation return at once (release).
+    /// *Leader.* Ends the generation for this rank: every later launch returns at once, and the
+    /// peers can learn of it. After all faults of this launch (release).
     fn poison(&self);
+    /// How call `epoch`, of this launch, ended: complete or not, or not ended yet (acquire).
+    fn outcome(&self, epoch: u64) -> Option<bool>;
 
     /// *Leader.* Counts this block as arrived and returns how many had arrived before
     /// (acquire and release).

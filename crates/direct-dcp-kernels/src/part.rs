@@ -37,7 +37,8 @@ pub fn part(total: u64, block: u32, blocks: NonZeroU32) -> Part {
 }
 
 /// The `step`-th of `count` peers in the order in which `rank` visits them: the next rank first,
-/// itself last, so that no receiver is hit by all ranks at once.
+/// itself last, so that no receiver is hit by all ranks at once. `rank` and `step` are below
+/// `count`.
 #[must_use]
 pub fn rotated(rank: u32, step: u32, count: NonZeroU32) -> u32 {
     // rank < count and step < count, so the sum stays below 2 · count: one subtraction suffices.

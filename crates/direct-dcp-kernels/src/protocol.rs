@@ -26,8 +26,8 @@ pub fn slot_of(epoch: u64, slots: core::num::NonZeroU32) -> u32 {
 /// Performs one gather. A fault is recorded with [`Machine::fail`], poisons the generation and
 /// leaves the epoch as it was.
 pub fn gather<M: Machine>(machine: &M, call: &Call) {
-    // Written only by the last block, after every block of its launch has arrived and so has
-    // read it: all blocks of a launch see the same.
+    // Both are written only by the last block, after every block of the launch has arrived and so
+    // has read them: all blocks of a launch see the same.
     if machine.poisoned() {
         return;
     }
@@ -56,14 +56,14 @@ pub fn gather<M: Machine>(machine: &M, call: &Call) {
 
 /// Counts the block in, and tells all its threads whether it is the last one.
 fn arrive<M: Machine>(machine: &M) -> bool {
-    machine.barrier(false);
+    machine.barrier();
     // SYNC: arrive. The count releases the block's stores and acquires those of the blocks that
     // arrived earlier, so the last block publishes for all of them.
     let last = machine.thread() == 0 && machine.arrive().wrapping_add(1) == machine.blocks().get();
     if last {
         machine.reset_arrivals();
     }
-    machine.barrier(last)
+    machine.any(last)
 }
 
 /// The sources or receivers that this thread handles, in rotated order.
@@ -100,7 +100,7 @@ fn settle<M: Machine>(machine: &M, call: &Call, slot: u32, epoch: u64) -> bool {
             }
         }
     }
-    let failed = machine.barrier(failed);
+    let failed = machine.any(failed);
     let mut whole = false;
     if machine.thread() == 0 {
         if failed {
@@ -121,7 +121,7 @@ fn settle<M: Machine>(machine: &M, call: &Call, slot: u32, epoch: u64) -> bool {
             whole = true;
         }
     }
-    machine.barrier(whole)
+    machine.any(whole)
 }
 
 /// Waits until `source` has published `epoch`, and compares its shape with ours.
@@ -194,20 +194,20 @@ fn wait_for<M: Machine>(
 
 /// Waits, as a block that was not the last, until the last one has completed the call or failed.
 fn follow<M: Machine>(machine: &M, epoch: u64) -> bool {
-    let mut done = false;
+    let mut whole = false;
     if machine.thread() == 0 {
         let mut polls: u32 = 0;
         loop {
             // SYNC: advance. The last block has acquired every source; we acquire it.
-            done = machine.epoch() == epoch;
-            if done || machine.poisoned() {
+            if let Some(outcome) = machine.outcome(epoch) {
+                whole = outcome;
                 break;
             }
             machine.relax(polls);
             polls = polls.saturating_add(1);
         }
     }
-    machine.barrier(done)
+    machine.any(whole)
 }
 
 fn take_peers<M: Machine>(machine: &M, call: &Call, slot: u32, mine: Part) {

@@ -259,21 +259,25 @@ impl Machine for Block {
     fn threads(&self) -> NonZeroU32 {
         NonZeroU32::MIN
     }
-    fn barrier(&self, vote: bool) -> bool {
+    fn barrier(&self) {}
+    fn any(&self, vote: bool) -> bool {
         vote
     }
     fn epoch(&self) -> u64 {
-        self.me().epoch.load(Ordering::Acquire)
+        self.me().epoch.load(Ordering::Relaxed)
+    }
+    fn poisoned(&self) -> bool {
+        false
     }
     fn advance(&self, epoch: u64) {
         self.me().epoch.store(epoch, Ordering::Release);
         self.me().followed.changed(epoch);
     }
-    fn poisoned(&self) -> bool {
-        false
-    }
     fn poison(&self) {
         panic!("no call fails here");
+    }
+    fn outcome(&self, epoch: u64) -> Option<bool> {
+        (self.me().epoch.load(Ordering::Acquire) == epoch).then_some(true)
     }
     fn arrive(&self) -> u32 {
         let order = match self.world.setup.mutant {

@@ -77,13 +77,18 @@ impl Machine for Block<'_> {
         NonZeroU32::MIN
     }
 
-    fn barrier(&self, vote: bool) -> bool {
+    fn barrier(&self) {}
+
+    fn any(&self, vote: bool) -> bool {
         vote
     }
 
     fn epoch(&self) -> u64 {
-        // SYNC: advance.
-        self.launch.lane.epoch.load(Ordering::Acquire)
+        self.launch.lane.epoch.load(Ordering::Relaxed)
+    }
+
+    fn poisoned(&self) -> bool {
+        self.launch.lane.poisoned.load(Ordering::Relaxed)
     }
 
     fn advance(&self, epoch: u64) {
@@ -91,14 +96,22 @@ impl Machine for Block<'_> {
         self.launch.lane.epoch.store(epoch, Ordering::Release);
     }
 
-    fn poisoned(&self) -> bool {
-        // SYNC: poison.
-        self.launch.lane.poisoned.load(Ordering::Acquire)
-    }
-
     fn poison(&self) {
         // SYNC: poison.
         self.launch.lane.poisoned.store(true, Ordering::Release);
+    }
+
+    fn outcome(&self, epoch: u64) -> Option<bool> {
+        // SYNC: advance.
+        if self.launch.lane.epoch.load(Ordering::Acquire) == epoch {
+            return Some(true);
+        }
+        // SYNC: poison.
+        self.launch
+            .lane
+            .poisoned
+            .load(Ordering::Acquire)
+            .then_some(false)
     }
 
     fn arrive(&self) -> u32 {

@@ -1,0 +1,104 @@
+//! What the host hands to a GPU launch: the kernel's arguments and the memory they point to.
+//!
+//! Addresses are those of the device, as integers, so that the host can build these without
+//! touching them.
+
+use crate::machine::Shape;
+
+/// Where one receiver's memory lies, for one ubatch: an entry of [`Arguments::receivers`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Receiver {
+    /// `[slots][slot_bytes]` bytes of rows.
+    pub rows: u64,
+    /// `[slots][world_size]` u32 signals.
+    pub signals: u64,
+    /// `[slots][world_size]` shapes, or 0 where ranks do not publish any.
+    pub shapes: u64,
+    /// A u32 that is 0, or 1 + a rank which failed; or 0 where ranks do not tell.
+    pub notice: u64,
+}
+
+/// What a rank keeps to itself, per ubatch, in device memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct State {
+    /// Calls completed.
+    pub epoch: u64,
+    /// The address of the slot of the last completed call, for consumers of a captured graph.
+    pub rows: u64,
+    /// Blocks of the launch under way that have arrived; 0 between launches.
+    pub arrivals: u32,
+    /// Not 0 once a call has failed.
+    pub poisoned: u32,
+    /// Not 0 once a thread has claimed the right to report the first fault.
+    pub reported: u32,
+    /// Makes the size a multiple of 8.
+    pub reserved: u32,
+}
+
+/// The report of a failed launch, in memory that the host can read. `missing` follows it: a u32
+/// per rank, not 0 for those that did not publish in time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Status {
+    /// Not 0 once everything else is written.
+    pub ready: u32,
+    /// A [`FaultCode`](crate::FaultCode).
+    pub code: u32,
+    /// The rank that the fault is about.
+    pub source: u32,
+    /// Makes the next field aligned.
+    pub reserved: u32,
+    /// The call that failed.
+    pub epoch: u64,
+    /// This rank's side.
+    pub ours: u64,
+    /// The source's side.
+    pub theirs: u64,
+}
+
+/// The value of the interrupt word that aborts; 2 + a rank says that the rank is lost.
+pub const INTERRUPT_ABORT: u32 = 1;
+
+/// The arguments of a gather kernel, passed by value.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Arguments {
+    /// This rank's rows.
+    pub local: u64,
+    /// The output, or 0 where the caller reads the slot.
+    pub out: u64,
+    /// `[receiver_count]` receivers in device memory: one that reaches all ranks, or one a rank.
+    pub receivers: u64,
+    /// This rank's own memory: where it observes and reads.
+    pub own: Receiver,
+    /// This rank's [`State`].
+    pub state: u64,
+    /// This rank's [`Status`], in host memory.
+    pub status: u64,
+    /// The interrupt word, in host memory.
+    pub interrupt: u64,
+    /// What this rank gathers.
+    pub shape: Shape,
+    /// Bytes from one slot to the next.
+    pub slot_bytes: u64,
+    /// How long to wait for the peers, in nanoseconds.
+    pub timeout: u64,
+    /// Ranks of the group.
+    pub world_size: u32,
+    /// This rank.
+    pub rank: u32,
+    /// Slots per ubatch.
+    pub slots: u32,
+    /// Receivers of rows and signals: 1 or `world_size`.
+    pub receiver_count: u32,
+    /// Bytes that every access moves: 16, 8, 4, 2 or 1, dividing all addresses and sizes.
+    pub width: u32,
+    /// Not 0 where rows stay with their rank, and the others read them there.
+    pub pull: u32,
+    /// Not 0 where the rows are in place before the launch, by copies of the host's.
+    pub stored: u32,
+    /// Makes the size a multiple of 16.
+    pub reserved: [u32; 3],
+}

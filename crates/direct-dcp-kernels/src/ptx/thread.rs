@@ -1,0 +1,375 @@
+//! [`Machine`] for one thread of a GPU.
+
+use core::arch::nvptx::{_block_dim_x, _block_idx_x, _grid_dim_x, _thread_idx_x};
+use core::mem::offset_of;
+use core::num::NonZeroU32;
+
+use super::copy::{Job, copy};
+use super::instructions as gpu;
+use crate::device::{Arguments, INTERRUPT_ABORT, Receiver, State, Status};
+use crate::machine::{Call, Fault, FaultCode, Interrupt, Machine, Shape};
+use crate::part::rotated;
+use crate::protocol::slot_of;
+
+/// Polls of a signal between two looks at the interrupt word, which lies in host memory.
+const LOOK_EVERY: u32 = 64;
+/// Polls after which a waiting thread sleeps between polls, and for how long.
+const BUSY_POLLS: u32 = 1 << 14;
+const SLEEP_NS: u32 = 200;
+
+/// The call that the arguments describe; `None` for sizes that no host of ours passes.
+#[inline(always)]
+pub(super) fn call(arguments: &Arguments) -> Option<Call> {
+    Some(Call {
+        world_size: NonZeroU32::new(arguments.world_size)?,
+        rank: arguments.rank,
+        slots: NonZeroU32::new(arguments.slots)?,
+        shape: arguments.shape,
+        // What is pulled without an output goes to this rank's own slot.
+        copy_out: arguments.out != 0 || arguments.pull != 0,
+        timeout: arguments.timeout,
+    })
+}
+
+pub(super) struct Thread<'a> {
+    arguments: &'a Arguments,
+}
+
+impl<'a> Thread<'a> {
+    #[inline(always)]
+    pub(super) fn new(arguments: &'a Arguments) -> Self {
+        Thread { arguments }
+    }
+
+    /// Whether one store reaches all ranks.
+    const EVERYWHERE: bool = cfg!(feature = "multicast");
+
+    #[inline(always)]
+    fn index(&self, slot: u32, source: u32) -> u64 {
+        u64::from(slot) * u64::from(self.arguments.world_size) + u64::from(source)
+    }
+
+    /// Where the slice of `source` begins, from the first slot on.
+    #[inline(always)]
+    fn place(&self, slot: u32, source: u32) -> u64 {
+        let arguments = self.arguments;
+        u64::from(slot) * arguments.slot_bytes + u64::from(source) * arguments.shape.bytes()
+    }
+
+    /// The field at `offset` of receiver `receiver`.
+    #[inline(always)]
+    fn receiver(&self, receiver: u32, offset: usize) -> u64 {
+        let at = u64::from(receiver) * size_of::<Receiver>() as u64 + offset as u64;
+        // SAFETY: the table has receiver_count entries, and the caller stays below that.
+        unsafe { gpu::load_u64(self.arguments.receivers + at) }
+    }
+
+    #[inline(always)]
+    fn job(&self, from: u64, len: u64, count: u32, everywhere: bool) -> Job {
+        let (thread, threads) = (self.thread(), self.threads().get());
+        Job {
+            from,
+            len,
+            thread,
+            threads,
+            count,
+            everywhere,
+        }
+    }
+
+    #[inline(always)]
+    fn state(&self, offset: usize) -> u64 {
+        self.arguments.state + offset as u64
+    }
+
+    #[inline(always)]
+    fn status(&self, offset: usize) -> u64 {
+        self.arguments.status + offset as u64
+    }
+}
+
+impl Machine for Thread<'_> {
+    #[inline(always)]
+    fn block(&self) -> u32 {
+        // SAFETY: reads a special register.
+        unsafe { _block_idx_x() as u32 }
+    }
+
+    #[inline(always)]
+    fn blocks(&self) -> NonZeroU32 {
+        // SAFETY: reads a special register.
+        NonZeroU32::new(unsafe { _grid_dim_x() as u32 }).unwrap_or(NonZeroU32::MIN)
+    }
+
+    #[inline(always)]
+    fn thread(&self) -> u32 {
+        // SAFETY: reads a special register.
+        unsafe { _thread_idx_x() as u32 }
+    }
+
+    #[inline(always)]
+    fn threads(&self) -> NonZeroU32 {
+        // SAFETY: reads a special register.
+        NonZeroU32::new(unsafe { _block_dim_x() as u32 }).unwrap_or(NonZeroU32::MIN)
+    }
+
+    #[inline(always)]
+    fn barrier(&self) {
+        gpu::barrier();
+    }
+
+    #[inline(always)]
+    fn any(&self, vote: bool) -> bool {
+        gpu::barrier_any(vote)
+    }
+
+    #[inline(always)]
+    fn epoch(&self) -> u64 {
+        // SAFETY: a word of this rank's state.
+        unsafe { gpu::load_u64(self.state(offset_of!(State, epoch))) }
+    }
+
+    #[inline(always)]
+    fn poisoned(&self) -> bool {
+        // SAFETY: a word of this rank's state.
+        unsafe { gpu::load_u32(self.state(offset_of!(State, poisoned))) != 0 }
+    }
+
+    #[inline(always)]
+    fn advance(&self, epoch: u64) {
+        let arguments = self.arguments;
+        let slots = NonZeroU32::new(arguments.slots).unwrap_or(NonZeroU32::MIN);
+        let rows = arguments.own.rows + u64::from(slot_of(epoch, slots)) * arguments.slot_bytes;
+        // SAFETY: a word of this rank's state.
+        unsafe { gpu::store_u64(self.state(offset_of!(State, rows)), rows) };
+        // SYNC: advance.
+        // SAFETY: a word of this rank's state.
+        unsafe { gpu::store_release_gpu_u64(self.state(offset_of!(State, epoch)), epoch) }
+    }
+
+    #[inline(always)]
+    fn poison(&self) {
+        // SYNC: poison.
+        // SAFETY: a word of this rank's state.
+        unsafe { gpu::store_release_gpu_u32(self.state(offset_of!(State, poisoned)), 1) };
+        // SYNC: report. The host acquires this word before it reads the rest.
+        // SAFETY: a word of the status.
+        unsafe { gpu::store_release_sys_u32(self.status(offset_of!(Status, ready)), 1) };
+        for step in 0..self.arguments.receiver_count {
+            let notice = self.receiver(step, offset_of!(Receiver, notice));
+            if notice != 0 {
+                // SAFETY: a word of a receiver.
+                unsafe { gpu::store_relaxed_sys_u32(notice, self.arguments.rank + 1) };
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn outcome(&self, epoch: u64) -> Option<bool> {
+        // SYNC: advance.
+        // SAFETY: a word of this rank's state.
+        if unsafe { gpu::load_acquire_gpu_u64(self.state(offset_of!(State, epoch))) } == epoch {
+            return Some(true);
+        }
+        // SYNC: poison.
+        // SAFETY: a word of this rank's state.
+        let poisoned =
+            unsafe { gpu::load_acquire_gpu_u32(self.state(offset_of!(State, poisoned))) };
+        if poisoned == 0 { None } else { Some(false) }
+    }
+
+    #[inline(always)]
+    fn arrive(&self) -> u32 {
+        // SYNC: arrive.
+        // SAFETY: a word of this rank's state.
+        unsafe { gpu::add_one_acq_rel_gpu(self.state(offset_of!(State, arrivals))) }
+    }
+
+    #[inline(always)]
+    fn reset_arrivals(&self) {
+        // SAFETY: a word of this rank's state; the next launch comes after this one.
+        unsafe { gpu::store_u32(self.state(offset_of!(State, arrivals)), 0) }
+    }
+
+    #[inline(always)]
+    fn store(&self, slot: u32, from: u64, len: u64) {
+        let arguments = self.arguments;
+        if arguments.stored != 0 {
+            return;
+        }
+        let place = self.place(slot, arguments.rank) + from;
+        let rows = arguments.local + from;
+        if arguments.pull != 0 {
+            let to = arguments.own.rows + place;
+            // SAFETY: as below.
+            return unsafe { copy(self.job(rows, len, 1, false), arguments.width, |_| to) };
+        }
+        let count = self.receivers();
+        let to = |step| {
+            let receiver = rotated(arguments.rank, step, count);
+            self.receiver(receiver, offset_of!(Receiver, rows)) + place
+        };
+        let job = self.job(rows, len, count.get(), Self::EVERYWHERE);
+        // SAFETY: the host made sure that the slices of all ranks fit a slot, and of the width.
+        // The slot rule (docs/protocol.md) keeps every reader out of these bytes until we
+        // publish; nobody else writes this rank's part.
+        unsafe { copy(job, arguments.width, to) }
+    }
+
+    #[inline(always)]
+    fn take(&self, slot: u32, source: u32, from: u64, len: u64) {
+        let arguments = self.arguments;
+        let place = self.place(slot, source) + from;
+        let rows = if source == arguments.rank {
+            arguments.local + from
+        } else if arguments.pull != 0 {
+            self.receiver(source, offset_of!(Receiver, rows)) + place
+        } else {
+            arguments.own.rows + place
+        };
+        let out = if arguments.out == 0 {
+            arguments.own.rows + place
+        } else {
+            arguments.out + u64::from(source) * arguments.shape.bytes() + from
+        };
+        // SAFETY: as in `store`; the source's signal was acquired, so its rows are complete, and
+        // it stores into this slot again only after our own next publish.
+        unsafe { copy(self.job(rows, len, 1, false), arguments.width, |_| out) }
+    }
+
+    #[inline(always)]
+    fn receivers(&self) -> NonZeroU32 {
+        NonZeroU32::new(self.arguments.receiver_count).unwrap_or(NonZeroU32::MIN)
+    }
+
+    #[inline(always)]
+    fn publish(&self, receiver: u32, slot: u32, shape: Shape, epoch: u32) {
+        let index = self.index(slot, self.arguments.rank);
+        let shapes = self.receiver(receiver, offset_of!(Receiver, shapes));
+        if shapes != 0 {
+            let record = shapes + index * size_of::<Shape>() as u64;
+            // SAFETY: the record of this rank in a slot of the receiver.
+            unsafe { store_shape(record, shape, Self::EVERYWHERE) };
+        }
+        let signal = self.receiver(receiver, offset_of!(Receiver, signals)) + index * 4;
+        // SYNC: publish. The rows and the shape went through the multicast address, and are read
+        // through each replica's own: the alias fence orders the two.
+        // SAFETY: the signal of this rank in a slot of the receiver.
+        #[cfg(feature = "multicast")]
+        unsafe {
+            gpu::fence_alias();
+            gpu::multimem_store_release_sys_u32(signal, epoch);
+        }
+        // SYNC: publish.
+        // SAFETY: the signal of this rank in a slot of the receiver.
+        #[cfg(not(feature = "multicast"))]
+        unsafe {
+            gpu::store_release_sys_u32(signal, epoch);
+        }
+    }
+
+    #[inline(always)]
+    fn observe(&self, slot: u32, source: u32) -> u32 {
+        let signal = self.arguments.own.signals + self.index(slot, source) * 4;
+        // SYNC: publish.
+        // SAFETY: the signal of a source in a slot of this rank.
+        let seen = unsafe { gpu::load_acquire_sys_u32(signal) };
+        #[cfg(feature = "multicast")]
+        gpu::fence_alias();
+        seen
+    }
+
+    #[inline(always)]
+    fn shape(&self, slot: u32, source: u32) -> Shape {
+        let shapes = self.arguments.own.shapes;
+        if shapes == 0 {
+            return self.arguments.shape;
+        }
+        let record = shapes + self.index(slot, source) * size_of::<Shape>() as u64;
+        // SAFETY: the record of a source in a slot of this rank.
+        unsafe {
+            Shape {
+                rows: gpu::load_u32(record + offset_of!(Shape, rows) as u64),
+                row_bytes: gpu::load_u32(record + offset_of!(Shape, row_bytes) as u64),
+                digest: gpu::load_u64(record + offset_of!(Shape, digest) as u64),
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn failed_peer(&self) -> Option<u32> {
+        let notice = self.arguments.own.notice;
+        if notice == 0 {
+            return None;
+        }
+        // SAFETY: a word of this rank's own memory.
+        unsafe { gpu::load_relaxed_sys_u32(notice) }.checked_sub(1)
+    }
+
+    #[inline(always)]
+    fn now(&self) -> u64 {
+        gpu::global_timer()
+    }
+
+    #[inline(always)]
+    fn pause(
+        &self,
+        _slot: u32,
+        source: u32,
+        _seen: u32,
+        polls: u32,
+        _left: u64,
+    ) -> Result<(), Interrupt> {
+        if polls % LOOK_EVERY == LOOK_EVERY - 1 {
+            // SAFETY: a word of host memory that is mapped for the device.
+            let interrupt = unsafe { gpu::load_relaxed_sys_u32(self.arguments.interrupt) };
+            if interrupt == INTERRUPT_ABORT {
+                return Err(Interrupt::Aborted);
+            }
+            if interrupt != 0 && interrupt - 2 == source {
+                return Err(Interrupt::Lost);
+            }
+            if self.failed_peer() == Some(source) {
+                return Err(Interrupt::Lost);
+            }
+        }
+        if polls > BUSY_POLLS {
+            gpu::sleep(SLEEP_NS);
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn relax(&self, polls: u32) {
+        if polls > BUSY_POLLS {
+            gpu::sleep(SLEEP_NS);
+        }
+    }
+
+    #[inline(always)]
+    fn fail(&self, fault: Fault) {
+        // SAFETY: words of the state and the status. Only one thread wins the claim and writes
+        // the fields; each thread writes the missing words of its own sources.
+        unsafe {
+            if gpu::claim_acq_rel_gpu(self.state(offset_of!(State, reported))) {
+                gpu::store_u32(self.status(offset_of!(Status, code)), fault.code as u32);
+                gpu::store_u32(self.status(offset_of!(Status, source)), fault.source);
+                gpu::store_u64(self.status(offset_of!(Status, epoch)), fault.epoch);
+                gpu::store_u64(self.status(offset_of!(Status, ours)), fault.ours);
+                gpu::store_u64(self.status(offset_of!(Status, theirs)), fault.theirs);
+            }
+            if fault.code == FaultCode::Timeout {
+                let missing = self.status(size_of::<Status>()) + u64::from(fault.source) * 4;
+                gpu::store_u32(missing, 1);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// `record` is the address of a shape in global memory, multicast if `everywhere` is set.
+#[inline(always)]
+unsafe fn store_shape(record: u64, shape: Shape, everywhere: bool) {
+    // SAFETY: the caller's.
+    unsafe { gpu::Unit::store(gpu::Quad::from(shape), record, everywhere) }
+}
