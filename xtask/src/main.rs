@@ -1,2 +1,50 @@
-//! (see the crate description)
-fn main() {}
+//! The project's own commands: `cargo xtask test`, `cargo xtask lint`, `cargo xtask ptx`.
+
+mod lint;
+mod run;
+mod tally;
+mod test;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Checks and builds what cargo alone does not.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Runs every check that needs nothing but stable Rust: format, lints, tests, docs, examples.
+    Test,
+    /// Runs the project's own checks of its sources.
+    Lint,
+}
+
+/// What a task ends with: nothing, or a sentence for the person who started it.
+type Outcome = Result<(), String>;
+
+fn main() -> ExitCode {
+    let outcome = match Arguments::parse().task {
+        Task::Test => test::test(),
+        Task::Lint => lint::lint(&root()),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("error: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The workspace's folder.
+fn root() -> PathBuf {
+    let here = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().unwrap_or(here).to_owned()
+}

@@ -1,0 +1,55 @@
+//! Unsafe code only where the architecture has room for it.
+
+use super::Finding;
+use super::source::{Rust, has_word};
+
+/// Folders that may hold unsafe code: memory of the system and of the driver, and the two leaves
+/// of the kernels that touch it.
+const ROOMS: [&str; 5] = [
+    "crates/direct-dcp-cuda/",
+    "crates/direct-dcp-fake-cuda/",
+    "crates/direct-dcp-shm/",
+    "crates/direct-dcp-kernels/src/host/",
+    "crates/direct-dcp-kernels/src/ptx/",
+];
+
+pub(super) fn check(sources: &[Rust]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for rust in sources {
+        if ROOMS.iter().any(|room| rust.path.starts_with(room)) {
+            continue;
+        }
+        for (number, line) in rust.product() {
+            if has_word(&line.code, "unsafe") || line.code.contains("allow(unsafe_code") {
+                let message = "unsafe code outside of its rooms";
+                findings.push(Finding::new(&rust.path, number, message));
+            }
+        }
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unsafe_code_is_found_outside_of_its_rooms() {
+        for bad in ["unsafe { f() }", "#![allow(unsafe_code)]"] {
+            let at = |path: &str| check(&[Rust::sample(path, bad)]).len();
+            assert_eq!(at("crates/direct-dcp/src/gather.rs"), 1);
+            assert_eq!(at("crates/direct-dcp-kernels/src/protocol.rs"), 1);
+            assert_eq!(at("crates/direct-dcp-kernels/src/host/lane.rs"), 0);
+            assert_eq!(at("crates/direct-dcp-kernels/tests/loom.rs"), 0);
+        }
+    }
+
+    #[test]
+    fn talk_of_it_is_not() {
+        let good = "//! No unsafe code here.\n#![deny(unsafe_code)]\nlet x = \"unsafe\";";
+        assert_eq!(
+            check(&[Rust::sample("crates/direct-dcp/src/lib.rs", good)]),
+            []
+        );
+    }
+}

@@ -1,0 +1,48 @@
+//! `cargo xtask test`: every check that needs nothing but stable Rust.
+
+use crate::run::{Run, cargo, run, run_tests};
+use crate::{Outcome, lint, root};
+
+/// Does all steps, and stops at the first that fails.
+pub(crate) fn test() -> Outcome {
+    let mut steps = Run::default();
+    let outcome = all(&mut steps);
+    steps.summary(&outcome);
+    outcome
+}
+
+fn all(steps: &mut Run) -> Outcome {
+    steps.step("format", |_| run(&mut cargo(["fmt", "--all", "--check"])))?;
+    steps.step("lints of our own", |_| lint::lint(&root()))?;
+    steps.step("clippy", |_| {
+        let mut clippy = cargo(["clippy", "--workspace", "--all-targets", "--quiet"]);
+        run(clippy.args(["--", "-D", "warnings"]))
+    })?;
+    steps.step("clippy, kernels without std", |_| {
+        let mut clippy = cargo([
+            "clippy",
+            "--package",
+            "direct-dcp-kernels",
+            "--lib",
+            "--quiet",
+        ]);
+        run(clippy.args(["--no-default-features", "--", "-D", "warnings"]))
+    })?;
+    steps.step("unit and integration tests", |tally| {
+        let mut tests = cargo(["test", "--workspace", "--no-fail-fast"]);
+        run_tests(
+            tests.args(["--lib", "--bins", "--tests", "--examples"]),
+            tally,
+        )
+    })?;
+    steps.step("documentation tests", |tally| {
+        run_tests(
+            &mut cargo(["test", "--workspace", "--no-fail-fast", "--doc"]),
+            tally,
+        )
+    })?;
+    steps.step("documentation", |_| {
+        let mut doc = cargo(["doc", "--workspace", "--no-deps", "--quiet"]);
+        run(doc.env("RUSTDOCFLAGS", "-D warnings"))
+    })
+}
