@@ -1,0 +1,68 @@
+//! Ranks that are threads of this process.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Instant;
+
+use direct_dcp::{Group, GroupError};
+
+use super::GroupRank;
+use crate::case::Case;
+use crate::failure::{Failure, Outcome};
+use crate::{Backend, scenarios};
+
+/// Ranks that are threads of this process.
+#[derive(Clone, Copy, Debug)]
+pub struct Threads;
+
+impl Backend for Threads {
+    fn name(&self) -> &'static str {
+        "threads"
+    }
+
+    fn run(&self, case: &Case) -> Vec<Outcome> {
+        let groups = match Group::threads(case.world) {
+            Ok(groups) => groups,
+            Err(error) => return vec![Err(error.into())],
+        };
+        let (results, ended) = mpsc::channel();
+        for (rank, group) in groups.into_iter().enumerate() {
+            let (case, results) = (case.clone(), results.clone());
+            // A rank that hangs is left behind; the watchdog below has the last word.
+            thread::spawn(move || results.send((rank, play(GroupRank(group), &case))));
+        }
+        drop(results);
+        let until = Instant::now() + case.patience();
+        let mut outcomes: Vec<Option<Outcome>> = vec![None; case.world];
+        while let Ok((rank, outcome)) =
+            ended.recv_timeout(until.saturating_duration_since(Instant::now()))
+        {
+            outcomes[rank] = Some(outcome);
+        }
+        let hung = || Err(Failure(format!("no end after {:?}", case.patience())));
+        outcomes
+            .into_iter()
+            .map(|outcome| outcome.unwrap_or_else(hung))
+            .collect()
+    }
+
+    fn alone(&self) -> Option<GroupError> {
+        Group::threads(1).err()
+    }
+}
+
+/// Plays a rank's part; a panic is a failure, unless it was the part.
+pub(super) fn play(rank: GroupRank, case: &Case) -> Outcome {
+    let part = AssertUnwindSafe(|| scenarios::play(rank, case));
+    catch_unwind(part).unwrap_or_else(|panic| {
+        if panic.is::<scenarios::Deliberate>() {
+            return Ok(0);
+        }
+        let text = panic
+            .downcast_ref::<String>()
+            .map(String::as_str)
+            .or_else(|| panic.downcast_ref::<&str>().copied());
+        Err(Failure(format!("panicked: {}", text.unwrap_or("?"))))
+    })
+}

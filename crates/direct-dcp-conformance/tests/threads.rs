@@ -1,0 +1,3 @@
+//! Ranks as threads.
+
+direct_dcp_conformance::conformance!(direct_dcp_conformance::backends::Threads);
