@@ -1,0 +1,342 @@
+//! What every rank does in a benchmark.
+
+use super::ceiling::Ceiling;
+use super::clock::{agree_on_start, now, wait_until, word};
+use super::pattern;
+use crate::machine;
+use crate::ranks::{Emit, Message, RankError, WayChoice};
+use crate::report::{median, p99};
+use direct_dcp::{DType, Group, KvGather, RowFormat, Way, Workspace, WorkspaceOptions};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// Fills what rows are copied into.
+const POISON: u8 = 0xA5;
+
+/// How long a loop of plain copies takes at least, in nanoseconds, for the ranks' starts not to
+/// matter.
+const SHORTEST_LOOP: u64 = 2_000_000;
+/// The most copies in a loop.
+const MOST_COPIES: u64 = 100_000;
+
+/// What arrives where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Mode {
+    /// Rows are copied into the caller's buffer: `gather_into`.
+    CopyOut,
+    /// Rows are lent where they arrived: `gather`.
+    ZeroCopy,
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Mode::CopyOut => "copy-out",
+            Mode::ZeroCopy => "zero-copy",
+        })
+    }
+}
+
+/// What to measure: every way, with every number of rows, in every mode.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Task {
+    pub(super) rows: Vec<usize>,
+    pub(super) row_bytes: usize,
+    pub(super) ways: Vec<WayChoice>,
+    pub(super) modes: Vec<Mode>,
+    pub(super) blocks: usize,
+    pub(super) iters: usize,
+    pub(super) warmup: usize,
+    pub(super) loops: usize,
+    pub(super) check: bool,
+}
+
+/// What was measured.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Row {
+    pub(super) size: u64,
+    pub(super) rows: usize,
+    pub(super) way: String,
+    pub(super) mode: Mode,
+    pub(super) time_us: f64,
+    pub(super) p99_us: f64,
+    pub(super) algbw_gbs: f64,
+    pub(super) busbw_gbs: f64,
+    pub(super) ceiling_us: f64,
+    pub(super) ratio: f64,
+    /// None if nothing was checked.
+    pub(super) wrong: Option<u64>,
+}
+
+impl Task {
+    pub(super) fn cases(&self) -> usize {
+        self.rows.len() * self.ways.len() * self.modes.len()
+    }
+
+    /// The memory that all ranks need together, at most; none if it cannot be counted.
+    pub(super) fn memory(&self, ranks: usize) -> Option<usize> {
+        let mut most = 0;
+        for &rows in &self.rows {
+            let slice = rows.checked_mul(self.row_bytes)?;
+            // The rank's rows, a buffer for those of all, and what plain copies need.
+            let private = slice
+                .checked_mul(ranks.checked_add(1)?)?
+                .checked_add(Ceiling::memory(slice, ranks)?)?
+                .checked_mul(ranks)?;
+            for &way in &self.ways {
+                let shared = self.options(rows.checked_mul(ranks)?, way);
+                let shared = shared.memory_bytes(ranks).ok()?;
+                most = most.max(private.checked_add(shared)?);
+            }
+        }
+        Some(most)
+    }
+
+    fn options(&self, capacity: usize, way: WayChoice) -> WorkspaceOptions {
+        let format = RowFormat::new(DType::Bytes, self.row_bytes);
+        let options = WorkspaceOptions::new(capacity, format).blocks(self.blocks);
+        match way.forced() {
+            Some(way) => options.way(way),
+            None => options,
+        }
+    }
+
+    /// One rank's part.
+    pub(crate) fn run(&self, group: &Group, emit: &mut Emit<'_>) -> Result<(), RankError> {
+        for &way in &self.ways {
+            for &rows in &self.rows {
+                let options = self.options(rows * group.world_size(), way);
+                let gather = KvGather::new(Workspace::new(group, options)?);
+                for &mode in &self.modes {
+                    let row = Case::new(self, group, &gather, rows, mode).measure()?;
+                    if group.rank() == 0 {
+                        let text =
+                            serde_json::to_string(&row).map_err(|error| error.to_string())?;
+                        emit(Message::Text(text))?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One rank's part of one row of the result.
+struct Case<'a> {
+    task: &'a Task,
+    group: &'a Group,
+    gather: &'a KvGather,
+    rows: usize,
+    mode: Mode,
+    way: Way,
+    local: Vec<u8>,
+    /// Where rows are copied out to.
+    out: Vec<u8>,
+    seed: u64,
+    wrong: u64,
+    crowded: bool,
+}
+
+/// What one rank measured in one round of loops.
+struct Round {
+    gather: (u64, u64),
+    copies: (u64, u64),
+    /// How long each call took.
+    calls: Vec<u64>,
+}
+
+impl<'a> Case<'a> {
+    fn new(
+        task: &'a Task,
+        group: &'a Group,
+        gather: &'a KvGather,
+        rows: usize,
+        mode: Mode,
+    ) -> Self {
+        let slice = rows * task.row_bytes;
+        Case {
+            task,
+            group,
+            gather,
+            rows,
+            mode,
+            way: gather.workspace().way(),
+            local: vec![0; slice],
+            out: match mode {
+                Mode::CopyOut => vec![POISON; slice * group.world_size()],
+                Mode::ZeroCopy => Vec::new(),
+            },
+            seed: 0,
+            wrong: 0,
+            crowded: group.world_size() * task.blocks > machine::cores(),
+        }
+    }
+
+    fn measure(mut self) -> Result<Row, RankError> {
+        let (ranks, blocks) = (self.group.world_size(), self.task.blocks);
+        let key = (self.way, self.mode);
+        let mut ceiling = Ceiling::new(key, self.local.len(), ranks, blocks, self.crowded);
+        self.refill();
+        for _ in 0..self.task.warmup {
+            self.calls(1, |_| ())?;
+            // New rows for the next call, so that what an old one left is not taken for right.
+            self.refill();
+        }
+        let copies = self.copies_per_loop(&mut ceiling)?;
+        let mut times = Vec::new();
+        let mut ceilings = Vec::new();
+        let mut calls = Vec::new();
+        for _ in 0..self.task.loops {
+            let round = self.round(&mut ceiling, copies)?;
+            let (time, copy_time) = self.exchange(&round, copies, &mut calls)?;
+            times.push(time);
+            ceilings.push(copy_time);
+        }
+        let wrong = self.group.all_gather(&self.wrong.to_le_bytes())?;
+        let wrong = wrong.iter().filter_map(|count| word(count)).sum();
+        for values in [&mut times, &mut ceilings, &mut calls] {
+            values.sort_unstable_by(f64::total_cmp);
+        }
+        let size = (ranks * self.local.len()) as u64;
+        let (time, ceiling) = (median(&times), median(&ceilings));
+        let algbw = size as f64 / time;
+        Ok(Row {
+            size,
+            rows: self.rows,
+            way: self.way.to_string(),
+            mode: self.mode,
+            time_us: time / 1e3,
+            p99_us: p99(&calls) / 1e3,
+            // Bytes per nanosecond.
+            algbw_gbs: algbw,
+            busbw_gbs: algbw * (ranks as f64 - 1.0) / ranks as f64,
+            ceiling_us: ceiling / 1e3,
+            ratio: time / ceiling,
+            wrong: self.task.check.then_some(wrong),
+        })
+    }
+
+    /// One loop of each kind, all ranks together.
+    fn round(&mut self, ceiling: &mut Ceiling, copies: usize) -> Result<Round, RankError> {
+        self.refill();
+        let start = agree_on_start(self.group, self.task.blocks)?;
+        wait_until(start, self.crowded);
+        let gather = self.calls(self.task.iters, |_| ())?;
+
+        let start = agree_on_start(self.group, self.task.blocks)?;
+        let copies = ceiling.run(copies, start);
+
+        self.refill();
+        let mut ends = Vec::with_capacity(self.task.iters + 1);
+        let start = agree_on_start(self.group, self.task.blocks)?;
+        wait_until(start, self.crowded);
+        let (begin, _) = self.calls(self.task.iters, |()| ends.push(now()))?;
+        ends.insert(0, begin);
+        let calls = ends.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        Ok(Round {
+            gather,
+            copies,
+            calls,
+        })
+    }
+
+    /// Calls `count` times, and checks what the last one delivered. Returns when the first began
+    /// and the last ended.
+    fn calls(&mut self, count: usize, mut after: impl FnMut(())) -> Result<(u64, u64), RankError> {
+        let (seed, ranks) = (self.seed, self.group.world_size());
+        let mut wrong = 0;
+        let mut check = |rows: &[u8]| {
+            if self.task.check {
+                wrong = pattern::wrong(rows, seed, ranks);
+            }
+        };
+        let begin = now();
+        let end;
+        match self.mode {
+            Mode::CopyOut => {
+                for _ in 0..count {
+                    self.gather.gather_into(0, &self.local, &mut self.out)?;
+                    after(());
+                }
+                end = now();
+                check(&self.out);
+            }
+            Mode::ZeroCopy => {
+                let mut held = None;
+                for _ in 0..count {
+                    // As a caller would: the rows of one call are let go before the next.
+                    drop(held.take());
+                    held = Some(self.gather.gather(0, &self.local)?);
+                    after(());
+                }
+                end = now();
+                held.iter().for_each(|rows| check(rows));
+            }
+        }
+        self.wrong += wrong;
+        Ok((begin, end))
+    }
+
+    /// New rows to send, and nothing of the old ones where they are copied to.
+    fn refill(&mut self) {
+        if self.task.check || self.seed == 0 {
+            self.seed += 1;
+            pattern::fill(&mut self.local, self.seed, self.group.rank());
+            self.out.fill(POISON);
+        }
+    }
+
+    /// Collective: how many plain copies make a loop that is long enough to time.
+    fn copies_per_loop(&self, ceiling: &mut Ceiling) -> Result<usize, RankError> {
+        let mut copies = self.task.iters as u64;
+        loop {
+            let start = agree_on_start(self.group, self.task.blocks)?;
+            let (begin, end) = ceiling.run(copies as usize, start);
+            let shortest = self.group.all_gather(&(end - begin).to_le_bytes())?;
+            let shortest = shortest.iter().filter_map(|time| word(time)).min();
+            // The same on all ranks.
+            let shortest = shortest.unwrap_or(SHORTEST_LOOP).max(1);
+            if shortest >= SHORTEST_LOOP || copies >= MOST_COPIES {
+                return Ok(copies as usize);
+            }
+            let enough = copies * SHORTEST_LOOP * 5 / 4 / shortest + 1;
+            copies = enough.clamp(copies + 1, (copies * 16).min(MOST_COPIES).max(copies + 1));
+        }
+    }
+
+    /// Collective: the time of a call and of a plain copy, in nanoseconds, over all ranks. The time
+    /// of each single call is added to `calls`.
+    fn exchange(
+        &self,
+        round: &Round,
+        copies: usize,
+        calls: &mut Vec<f64>,
+    ) -> Result<(f64, f64), RankError> {
+        let edges = [
+            round.gather.0,
+            round.gather.1,
+            round.copies.0,
+            round.copies.1,
+        ];
+        let words = edges.iter().chain(&round.calls);
+        let own: Vec<u8> = words.flat_map(|word| word.to_le_bytes()).collect();
+        let all: Vec<Vec<u64>> = self
+            .group
+            .all_gather(&own)?
+            .iter()
+            .map(|bytes| bytes.chunks(8).filter_map(word).collect())
+            .collect();
+        let span = |first: usize| {
+            let begin = all.iter().filter_map(|words| words.get(first)).min();
+            let end = all.iter().filter_map(|words| words.get(first + 1)).max();
+            end.zip(begin)
+                .map_or(0.0, |(end, begin)| (end - begin) as f64)
+        };
+        for call in 0..self.task.iters {
+            let times = all.iter().filter_map(|words| words.get(edges.len() + call));
+            calls.extend(times.max().map(|&time| time as f64));
+        }
+        Ok((span(0) / self.task.iters as f64, span(2) / copies as f64))
+    }
+}

@@ -1,0 +1,201 @@
+//! Running one task on every rank of a group, with threads or processes as the ranks.
+
+mod processes;
+mod threads;
+mod wire;
+
+pub(crate) use processes::serve;
+
+use crate::error::Error;
+use crate::{bench, doctor, gather};
+use direct_dcp::{GatherError, Group, GroupError, Way, WorkspaceError};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// What the ranks are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Backend {
+    /// Threads of this process.
+    Threads,
+    /// Processes of their own.
+    Processes,
+}
+
+impl fmt::Display for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Backend::Threads => "threads",
+            Backend::Processes => "processes",
+        })
+    }
+}
+
+/// How rows travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum WayChoice {
+    /// As the group decides.
+    Auto,
+    /// All ranks map the same slots; each row is written once.
+    SharedSlot,
+    /// Every rank stores its rows into the slots of all.
+    Push,
+    /// Every rank stages its rows, and the others read them.
+    Pull,
+}
+
+impl WayChoice {
+    pub(crate) fn forced(self) -> Option<Way> {
+        match self {
+            WayChoice::Auto => None,
+            WayChoice::SharedSlot => Some(Way::SharedSlot),
+            WayChoice::Push => Some(Way::Push),
+            WayChoice::Pull => Some(Way::Pull),
+        }
+    }
+}
+
+/// What every rank is to do. It travels to processes as JSON.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Task {
+    Gather(gather::Task),
+    Bench(bench::Task),
+    Probe(doctor::Task),
+}
+
+impl Task {
+    /// The part of the rank that `group` is. What rank 0 emits arrives where the ranks were started.
+    fn run(&self, group: Group, emit: &mut Emit<'_>) -> Result<(), RankError> {
+        match self {
+            Task::Gather(task) => task.run(&group, emit),
+            Task::Bench(task) => task.run(&group, emit),
+            Task::Probe(task) => task.run(&group, emit),
+        }
+    }
+}
+
+/// Takes what a rank has to say, while it runs.
+pub(crate) type Emit<'a> = dyn FnMut(Message) -> Result<(), RankError> + 'a;
+
+/// Something that a rank says.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Message {
+    /// JSON.
+    Text(String),
+    /// Rows.
+    Bytes(Vec<u8>),
+}
+
+/// Why a rank did not finish.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct RankError {
+    message: String,
+    /// Whether it is only the echo of another rank's failure.
+    echo: bool,
+}
+
+impl From<String> for RankError {
+    fn from(message: String) -> Self {
+        RankError {
+            message,
+            echo: false,
+        }
+    }
+}
+
+impl From<GatherError> for RankError {
+    fn from(error: GatherError) -> Self {
+        let echo = matches!(
+            error,
+            GatherError::PeerLost { .. }
+                | GatherError::Aborted { .. }
+                | GatherError::Poisoned { .. }
+                | GatherError::Timeout { .. }
+        );
+        RankError {
+            message: error.to_string(),
+            echo,
+        }
+    }
+}
+
+impl From<GroupError> for RankError {
+    fn from(error: GroupError) -> Self {
+        let echo = matches!(
+            error,
+            GroupError::PeerLost { .. }
+                | GroupError::Rebuilding { .. }
+                | GroupError::Aborted { .. }
+                | GroupError::PeerFailed { .. }
+                | GroupError::Timeout { .. }
+        );
+        RankError {
+            message: error.to_string(),
+            echo,
+        }
+    }
+}
+
+impl From<WorkspaceError> for RankError {
+    fn from(error: WorkspaceError) -> Self {
+        match error {
+            WorkspaceError::Group(error) => error.into(),
+            error => error.to_string().into(),
+        }
+    }
+}
+
+/// Runs `task` on `world_size` ranks, and passes on what rank 0 says. When it returns, all ranks
+/// have ended.
+///
+/// If a rank fails, the error is the first cause, not one of its echoes on other ranks.
+pub(crate) fn run(
+    backend: Backend,
+    world_size: usize,
+    task: &Task,
+    on_message: &mut dyn FnMut(Message) -> Result<(), Error>,
+) -> Result<(), Error> {
+    match backend {
+        Backend::Threads => threads::run(world_size, task, on_message),
+        Backend::Processes => processes::run(world_size, task, on_message),
+    }
+}
+
+/// The failures of a run, from which the one to report is chosen.
+#[derive(Debug, Default)]
+struct Failures(Vec<(usize, RankError)>);
+
+impl Failures {
+    fn add(&mut self, rank: usize, error: RankError) {
+        self.0.push((rank, error));
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The failure of which the others are most likely the consequence.
+    fn cause(&self) -> Option<Error> {
+        let causes = self.0.iter().min_by_key(|(_, error)| error.echo);
+        causes.map(|(rank, error)| Error::Failed(format!("rank {rank}: {}", error.message)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cause_comes_before_its_echoes() {
+        let mut failures = Failures::default();
+        assert!(failures.cause().is_none());
+        failures.add(0, GatherError::PeerLost { rank: 2 }.into());
+        failures.add(1, GroupError::PeerLost { rank: 2 }.into());
+        failures.add(2, String::from("the disk is full").into());
+        let Some(Error::Failed(text)) = failures.cause() else {
+            panic!("a failure was added");
+        };
+        assert_eq!(text, "rank 2: the disk is full");
+    }
+}
