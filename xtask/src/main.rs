@@ -1,6 +1,7 @@
 //! The project's own commands: `cargo xtask test`, `cargo xtask lint`, `cargo xtask ptx`.
 
 mod lint;
+mod ptx;
 mod run;
 mod tally;
 mod test;
@@ -24,6 +25,12 @@ enum Task {
     Test,
     /// Runs the project's own checks of its sources.
     Lint,
+    /// Compiles the kernels to PTX and writes the committed files.
+    Ptx {
+        /// Writes nothing: builds again, compares, applies the rules and assembles.
+        #[arg(long)]
+        check: bool,
+    },
 }
 
 /// What a task ends with: nothing, or a sentence for the person who started it.
@@ -33,6 +40,8 @@ fn main() -> ExitCode {
     let outcome = match Arguments::parse().task {
         Task::Test => test::test(),
         Task::Lint => lint::lint(&root()),
+        Task::Ptx { check: true } => ptx::check(),
+        Task::Ptx { check: false } => ptx::write(),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,7 +1,7 @@
 //! `cargo xtask test`: every check that needs nothing but stable Rust.
 
 use crate::run::{Run, cargo, run, run_tests};
-use crate::{Outcome, lint, root};
+use crate::{Outcome, lint, ptx, root};
 
 /// Does all steps, and stops at the first that fails.
 pub(crate) fn test() -> Outcome {
@@ -14,6 +14,7 @@ pub(crate) fn test() -> Outcome {
 fn all(steps: &mut Run) -> Outcome {
     steps.step("format", |_| run(&mut cargo(["fmt", "--all", "--check"])))?;
     steps.step("lints of our own", |_| lint::lint(&root()))?;
+    steps.step("PTX, as committed", |_| ptx::check_text())?;
     steps.step("clippy", |_| {
         let mut clippy = cargo(["clippy", "--workspace", "--all-targets", "--quiet"]);
         run(clippy.args(["--", "-D", "warnings"]))
