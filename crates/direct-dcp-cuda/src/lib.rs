@@ -53,6 +53,7 @@ mod driver;
 mod error;
 mod event;
 mod function;
+pub mod gather;
 mod graph;
 mod memops;
 mod module;

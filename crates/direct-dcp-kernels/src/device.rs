@@ -5,6 +5,17 @@
 
 use crate::machine::Shape;
 
+/// The module whose kernel stores to each peer, for sm_80 and up.
+#[cfg(not(target_arch = "nvptx64"))]
+pub const UNICAST_PTX: &str = include_str!("../ptx/unicast.ptx");
+
+/// The module whose kernel stores to all ranks at once, for sm_90 and up.
+#[cfg(not(target_arch = "nvptx64"))]
+pub const MULTICAST_PTX: &str = include_str!("../ptx/multicast.ptx");
+
+/// The kernel of either module; its one parameter is [`Arguments`].
+pub const GATHER_ENTRY: &str = "direct_dcp_gather";
+
 /// Where one receiver's memory lies, for one ubatch: an entry of [`Arguments::receivers`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
@@ -58,9 +69,6 @@ pub struct Status {
     pub theirs: u64,
 }
 
-/// The value of the interrupt word that aborts; 2 + a rank says that the rank is lost.
-pub const INTERRUPT_ABORT: u32 = 1;
-
 /// The arguments of a gather kernel, passed by value.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -77,8 +85,9 @@ pub struct Arguments {
     pub state: u64,
     /// This rank's [`Status`], in host memory.
     pub status: u64,
-    /// The interrupt word, in host memory.
-    pub interrupt: u64,
+    /// `[1 + world_size]` u32 in host memory: not 0 to abort, and for each rank not 0 once it is
+    /// lost.
+    pub interrupts: u64,
     /// What this rank gathers.
     pub shape: Shape,
     /// Bytes from one slot to the next.

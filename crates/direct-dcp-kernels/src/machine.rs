@@ -71,6 +71,19 @@ pub enum FaultCode {
     Ahead = 7,
 }
 
+impl FaultCode {
+    /// The code that a status word holds. A word that no kernel writes counts as
+    /// [`PeerLost`](FaultCode::PeerLost): whatever happened, this generation is over.
+    #[must_use]
+    pub fn from_u32(word: u32) -> Self {
+        use FaultCode::{Aborted, Ahead, Digest, PeerLost, RowBytes, Rows, Timeout};
+        [Timeout, Aborted, PeerLost, Rows, RowBytes, Digest, Ahead]
+            .into_iter()
+            .find(|&code| code as u32 == word)
+            .unwrap_or(PeerLost)
+    }
+}
+
 /// A fault of one launch, with the source that shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]

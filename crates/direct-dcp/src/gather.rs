@@ -1,19 +1,20 @@
 //! The gather: rows of every rank to every rank.
 
-use std::fmt;
 use std::ops::Deref;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use direct_dcp_kernels::host::{Held, LaunchError, Report};
-use direct_dcp_kernels::{FaultCode, Shape};
+use direct_dcp_kernels::Shape;
+use direct_dcp_kernels::host::{Held, LaunchError};
 
-use crate::workspace::{Way, Workspace};
+use crate::error::{GatherError, from_fault, invalid, shape};
+use crate::options::Way;
+use crate::workspace::Workspace;
 
 /// How long a call waits for its peers unless told otherwise.
-const TIMEOUT: Duration = Duration::from_secs(30);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 /// How long the first call of a ubatch waits: peers may still be loading a model.
-const FIRST_TIMEOUT: Duration = Duration::from_secs(300);
+pub(crate) const FIRST_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Gathers KV rows over the ranks of a workspace.
 ///
@@ -137,24 +138,8 @@ impl KvGather {
         if let Some(cause) = self.failure().clone() {
             return Err(GatherError::Poisoned { cause });
         }
-        let format = self.workspace.format();
-        let row_bytes = format.row_bytes();
-        if local.is_empty() || !local.len().is_multiple_of(row_bytes) {
-            let expected = format!("one or more whole rows of {row_bytes} bytes ({format})");
-            return Err(invalid("local bytes", expected, local.len()));
-        }
-        let rows = local.len() / row_bytes;
         let most = self.workspace.capacity_rows() / self.workspace.group().world_size();
-        if rows > most {
-            let expected = format!("at most {most} rows per rank, the workspace's capacity");
-            return Err(invalid("local rows", expected, rows));
-        }
-        // Both fit: the workspace's geometry holds them in 32 bits.
-        let shape = Shape {
-            rows: rows as u32,
-            row_bytes: row_bytes as u32,
-            digest: format.dtype().code().into(),
-        };
+        let shape = shape(self.workspace.format(), local.len(), most)?;
         Ok((lane, shape))
     }
 
@@ -177,52 +162,10 @@ impl KvGather {
             LaunchError::Fault(report) => report,
         };
         let control = self.workspace.group().control();
-        let error = self.describe(&report, started);
+        let error = from_fault(&report.fault, &report.missing, started.elapsed(), control);
         *self.failure() = Some(error.to_string());
         control.mark_failed();
         error
-    }
-
-    fn describe(&self, report: &Report, started: Instant) -> GatherError {
-        let fault = report.fault;
-        let source = fault.source as usize;
-        let mismatch = |field| GatherError::Mismatch {
-            source_rank: source,
-            field,
-            ours: fault.ours,
-            theirs: fault.theirs,
-        };
-        match fault.code {
-            FaultCode::Timeout => {
-                let mut missing: Vec<usize> =
-                    report.missing.iter().map(|&rank| rank as usize).collect();
-                missing.sort_unstable();
-                GatherError::Timeout {
-                    epoch: fault.epoch,
-                    missing,
-                    waited: started.elapsed(),
-                }
-            }
-            FaultCode::Aborted => {
-                // The word is set, or the wait would not have seen it.
-                let by = self
-                    .workspace
-                    .group()
-                    .control()
-                    .aborted_by()
-                    .unwrap_or_default();
-                GatherError::Aborted { by }
-            }
-            FaultCode::PeerLost => GatherError::PeerLost { rank: source },
-            FaultCode::Rows => mismatch("rows"),
-            FaultCode::RowBytes => mismatch("row bytes"),
-            FaultCode::Digest => mismatch("digest"),
-            FaultCode::Ahead => GatherError::Desync {
-                source_rank: source,
-                expected: fault.ours,
-                seen: fault.theirs,
-            },
-        }
     }
 }
 
@@ -258,102 +201,4 @@ pub struct Status {
     pub epochs: Vec<u64>,
     /// The error that ended the generation on this rank, if one did.
     pub failure: Option<String>,
-}
-
-/// Why a gather did not deliver.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum GatherError {
-    /// An argument that cannot work; nothing was written or published.
-    #[error("{what}: expected {expected}, got {got}")]
-    InvalidArgument {
-        /// The argument.
-        what: &'static str,
-        /// What it must be.
-        expected: String,
-        /// What it is.
-        got: String,
-    },
-    /// A result of this ubatch is still held: drop it first, or use more slots.
-    #[error(
-        "ubatch {ubatch}: the result of call {epoch} is still held, and this call would let peers overwrite it; drop it first, or build the workspace with more slots"
-    )]
-    SlotInUse {
-        /// The ubatch.
-        ubatch: usize,
-        /// The call whose result is held.
-        epoch: u64,
-    },
-    /// Another thread is in a call on this ubatch: use one thread, or one ubatch each.
-    #[error(
-        "ubatch {ubatch}: another thread is in a call on it; calls on one ubatch must have one order on all ranks"
-    )]
-    Busy {
-        /// The ubatch.
-        ubatch: usize,
-    },
-    /// Some ranks did not take part in time.
-    #[error(
-        "call {epoch}: ranks {missing:?} did not arrive within {waited:.1?}; see why they are late or skipped the call, then rebuild the group"
-    )]
-    Timeout {
-        /// The call.
-        epoch: u64,
-        /// The ranks that did not publish.
-        missing: Vec<usize>,
-        /// How long this rank waited.
-        waited: Duration,
-    },
-    /// A rank died, left the group, or failed in this generation.
-    #[error("rank {rank} died, left the group or failed; rebuild the group without it")]
-    PeerLost {
-        /// The rank.
-        rank: usize,
-    },
-    /// Ranks gather different things.
-    #[error(
-        "rank {source_rank} gathers {field} {theirs}, this rank {ours}; all ranks must make the same call"
-    )]
-    Mismatch {
-        /// The rank that differs.
-        source_rank: usize,
-        /// What differs.
-        field: &'static str,
-        /// This rank's value.
-        ours: u64,
-        /// That rank's value.
-        theirs: u64,
-    },
-    /// A rank is at another call than this one.
-    #[error(
-        "rank {source_rank} is at call {seen} where this rank expected {expected}; ranks made different numbers of calls"
-    )]
-    Desync {
-        /// The rank that differs.
-        source_rank: usize,
-        /// This rank's call.
-        expected: u64,
-        /// That rank's call.
-        seen: u64,
-    },
-    /// An earlier call of this generation failed: rebuild the group.
-    #[error("an earlier call failed ({cause}); rebuild the group")]
-    Poisoned {
-        /// The earlier error.
-        cause: String,
-    },
-    /// The group was aborted.
-    #[error("the group was aborted by rank {by}")]
-    Aborted {
-        /// The rank that aborted it.
-        by: usize,
-    },
-}
-
-fn invalid(what: &'static str, expected: String, got: impl fmt::Display) -> GatherError {
-    GatherError::InvalidArgument {
-        what,
-        expected,
-        got: got.to_string(),
-    }
 }

@@ -46,12 +46,17 @@
 //! one another: a peer that writes shared memory outside the protocol can corrupt results.
 #![forbid(unsafe_code)]
 
+pub mod cuda;
+mod error;
 mod format;
 mod gather;
 mod group;
+mod options;
 mod workspace;
 
+pub use error::GatherError;
 pub use format::{DType, RowFormat};
-pub use gather::{GatherError, Gathered, KvGather, Status};
+pub use gather::{Gathered, KvGather, Status};
 pub use group::{AbortHandle, Exchange, Group, GroupError, Launcher};
-pub use workspace::{Way, Workspace, WorkspaceError, WorkspaceOptions};
+pub use options::{Way, WorkspaceError, WorkspaceOptions};
+pub use workspace::Workspace;

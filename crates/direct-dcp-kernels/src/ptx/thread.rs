@@ -6,7 +6,7 @@ use core::num::NonZeroU32;
 
 use super::copy::{Job, copy};
 use super::instructions as gpu;
-use crate::device::{Arguments, INTERRUPT_ABORT, Receiver, State, Status};
+use crate::device::{Arguments, Receiver, State, Status};
 use crate::machine::{Call, Fault, FaultCode, Interrupt, Machine, Shape};
 use crate::part::rotated;
 use crate::protocol::slot_of;
@@ -321,12 +321,14 @@ impl Machine for Thread<'_> {
         _left: u64,
     ) -> Result<(), Interrupt> {
         if polls % LOOK_EVERY == LOOK_EVERY - 1 {
+            let interrupts = self.arguments.interrupts;
             // SAFETY: a word of host memory that is mapped for the device.
-            let interrupt = unsafe { gpu::load_relaxed_sys_u32(self.arguments.interrupt) };
-            if interrupt == INTERRUPT_ABORT {
+            if unsafe { gpu::load_relaxed_sys_u32(interrupts) } != 0 {
                 return Err(Interrupt::Aborted);
             }
-            if interrupt != 0 && interrupt - 2 == source {
+            let lost = interrupts + 4 * (1 + u64::from(source));
+            // SAFETY: as above.
+            if unsafe { gpu::load_relaxed_sys_u32(lost) } != 0 {
                 return Err(Interrupt::Lost);
             }
             if self.failed_peer() == Some(source) {

@@ -3,7 +3,9 @@
 use super::control::Words;
 use super::error::GroupError;
 use direct_dcp_shm::{Mapping, SharedMemory};
+use std::any::Any;
 use std::fmt::Debug;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -28,6 +30,10 @@ pub(super) trait Fabric: Debug + Send + Sync {
         timeout: Duration,
     ) -> Result<Vec<Option<Arc<Mapping>>>, GroupError>;
 
+    /// Collective: what every rank passes, in rank order. Ranks of one process get the object, those
+    /// of several the descriptor.
+    fn pass(&self, own: Passed, timeout: Duration) -> Result<Vec<Passed>, GroupError>;
+
     /// Whether `rank` is known to be out of reach, beside what the words say. Never waits for it.
     fn closed(&self, rank: usize) -> bool;
 
@@ -42,6 +48,15 @@ pub(super) trait Fabric: Debug + Send + Sync {
 
     /// Whether the ranks are threads of one process.
     fn one_process(&self) -> bool;
+}
+
+/// Something that one rank lets the others use.
+#[derive(Debug, Default)]
+pub(crate) struct Passed {
+    /// The thing itself, for ranks of the same process.
+    pub(crate) object: Option<Arc<dyn Any + Send + Sync>>,
+    /// A descriptor by which another process can import it.
+    pub(crate) fd: Option<OwnedFd>,
 }
 
 /// One rank's part in a generation that has just come up.
@@ -70,14 +85,18 @@ pub(super) enum Operation {
     Control = 6,
     /// Everybody has mapped them.
     Ready = 7,
+    /// Objects or descriptors go out.
+    Pass = 8,
 }
 
 impl Operation {
     pub(super) fn from_byte(byte: u8) -> Option<Operation> {
         use Operation::*;
-        [AllGather, Barrier, Vote, Share, Shared, Control, Ready]
-            .into_iter()
-            .find(|&operation| operation as u8 == byte)
+        [
+            AllGather, Barrier, Vote, Share, Shared, Control, Ready, Pass,
+        ]
+        .into_iter()
+        .find(|&operation| operation as u8 == byte)
     }
 
     pub(super) fn name(self) -> &'static str {
@@ -85,7 +104,7 @@ impl Operation {
             Operation::AllGather => "all_gather",
             Operation::Barrier => "barrier",
             Operation::Vote => "vote",
-            Operation::Share | Operation::Shared => "sharing of memory",
+            Operation::Share | Operation::Shared | Operation::Pass => "sharing of memory",
             Operation::Control | Operation::Ready => "bring-up",
         }
     }

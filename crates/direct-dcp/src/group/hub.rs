@@ -7,8 +7,9 @@
 
 use super::control::Words;
 use super::error::{GroupError, shm_error};
-use super::fabric::{Fabric, Generation, Operation, deadline};
+use super::fabric::{Fabric, Generation, Operation, Passed, deadline};
 use direct_dcp_shm::{Mapping, SharedMemory};
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -65,6 +66,7 @@ struct Round {
 struct Offer {
     bytes: Vec<u8>,
     memory: Option<Arc<Mapping>>,
+    object: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 #[derive(Debug)]
@@ -295,7 +297,7 @@ impl Fabric for Seat {
     ) -> Result<(), GroupError> {
         let offer = Offer {
             bytes: bytes.to_vec(),
-            memory: None,
+            ..Offer::default()
         };
         let offers = self.round(operation, offer, timeout)?;
         for (rank, offer) in offers.iter().enumerate() {
@@ -318,6 +320,7 @@ impl Fabric for Seat {
             // Empty says that all went well.
             bytes: vec![0; usize::from(failure.is_some())],
             memory,
+            object: None,
         };
         let offers = self.round(Operation::Share, offer, timeout)?;
         if let Some(error) = failure {
@@ -330,6 +333,19 @@ impl Fabric for Seat {
             });
         }
         Ok(offers.iter().map(|offer| offer.memory.clone()).collect())
+    }
+
+    fn pass(&self, own: Passed, timeout: Duration) -> Result<Vec<Passed>, GroupError> {
+        let offer = Offer {
+            object: own.object,
+            ..Offer::default()
+        };
+        let offers = self.round(Operation::Pass, offer, timeout)?;
+        let passed = |offer: &Offer| Passed {
+            object: offer.object.clone(),
+            fd: None,
+        };
+        Ok(offers.iter().map(passed).collect())
     }
 
     fn closed(&self, _rank: usize) -> bool {

@@ -2,12 +2,13 @@
 
 use super::control::Words;
 use super::error::{GroupError, shm_error};
-use super::fabric::{Fabric, Generation, Operation, deadline};
+use super::fabric::{Fabric, Generation, Operation, Passed, deadline};
 use super::hub::lock;
 use super::message::{Foreign, take};
 use super::rebuild;
 use super::session::{Limit, Parcel, Session};
 use direct_dcp_shm::{Channel, Mapping, SharedMemory};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -127,6 +128,18 @@ impl Fabric for Mesh {
         timeout: Duration,
     ) -> Result<Vec<Option<Arc<Mapping>>>, GroupError> {
         self.turn(timeout, |session, limit| share(session, own, limit))
+    }
+
+    fn pass(&self, own: Passed, timeout: Duration) -> Result<Vec<Passed>, GroupError> {
+        let parcels = self.turn(timeout, |session, limit| {
+            let fd = own.fd.as_ref().map(AsFd::as_fd);
+            session.exchange(Operation::Pass, &[], fd, limit)
+        })?;
+        let passed = parcels.into_iter().map(|parcel| Passed {
+            object: None,
+            fd: parcel.fd,
+        });
+        Ok(passed.collect())
     }
 
     fn closed(&self, rank: usize) -> bool {

@@ -34,6 +34,7 @@ pub use control::AbortHandle;
 pub(crate) use control::Control;
 pub use error::GroupError;
 pub use exchange::Exchange;
+pub(crate) use fabric::Passed;
 pub use launcher::Launcher;
 
 use direct_dcp_shm::{Mapping, SharedMemory};
@@ -333,6 +334,12 @@ impl Group {
         own: Option<SharedMemory>,
     ) -> Result<Vec<Option<Arc<Mapping>>>, GroupError> {
         self.fabric().share(own, self.timeout)
+    }
+
+    /// Collective: lets every rank use something of this one's. Ranks of one process get the
+    /// object, those of several the descriptor; a rank's own place holds neither between processes.
+    pub(crate) fn pass(&self, own: Passed) -> Result<Vec<Passed>, GroupError> {
+        self.fabric().pass(own, self.timeout)
     }
 
     /// Who is still there, for those who wait in shared memory. Holding it keeps this rank in the

@@ -1,0 +1,634 @@
+//! One rank's end of one ubatch on a GPU.
+#![allow(unsafe_code)] // launches and copies
+
+use std::any::Any;
+use std::fmt;
+use std::mem::offset_of;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::Duration;
+
+use direct_dcp_kernels::device::{Arguments, Receiver, State, Status};
+use direct_dcp_kernels::{Fault, FaultCode, Shape};
+
+use super::kernel::{Kernel, THREADS, Transport};
+use super::layout::Layout;
+use super::rows::{DeviceRows, DeviceRowsMut};
+use crate::buffer::DeviceBuffer;
+use crate::error::CudaError;
+use crate::event::Event;
+use crate::function::{LaunchShape, Param};
+use crate::pinned::PinnedBuffer;
+use crate::stream::Stream;
+
+/// Bytes of a slice for which another block pays: each thread has four accesses in flight.
+const BYTES_PER_BLOCK: u64 = THREADS as u64 * 16 * 4;
+
+/// How a lane is built.
+#[derive(Clone, Debug)]
+pub struct LaneOptions {
+    /// The layout of every rank's memory.
+    pub layout: Layout,
+    /// This rank.
+    pub rank: u32,
+    /// This ubatch.
+    pub ubatch: u32,
+    /// Whether rows stay with their rank, and the others read them there.
+    pub pull: bool,
+    /// Whether the rows travel by the device's copy engines instead of its multiprocessors.
+    pub copy_engine: bool,
+    /// Ranks that share this rank's device, itself counted.
+    pub sharing: u32,
+    /// The most blocks of a launch, or `None` for as many as pay.
+    pub max_blocks: Option<u32>,
+}
+
+/// Why a launch was not made, or an earlier one failed.
+#[derive(Debug)]
+pub enum LaunchError {
+    /// Another thread is in a call on this ubatch.
+    Busy,
+    /// The result of call `epoch` is held, and this call would let the peers overwrite it.
+    SlotInUse {
+        /// The call whose result is held.
+        epoch: u64,
+    },
+    /// An argument does not fit.
+    Size {
+        /// The argument.
+        what: &'static str,
+        /// What it must be.
+        expected: String,
+        /// What it is.
+        got: u64,
+    },
+    /// This way cannot be captured into a graph.
+    Capturing,
+    /// An earlier call failed; nothing was launched.
+    Failed(Report),
+    /// The driver refused.
+    Cuda(CudaError),
+}
+
+impl From<CudaError> for LaunchError {
+    fn from(error: CudaError) -> Self {
+        LaunchError::Cuda(error)
+    }
+}
+
+/// What a failed launch left behind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// The first fault.
+    pub fault: Fault,
+    /// The ranks that did not publish in time, if the fault is a timeout.
+    pub missing: Vec<u32>,
+}
+
+/// One rank's end of one ubatch.
+pub struct Lane {
+    options: LaneOptions,
+    kernel: Kernel,
+    own: Receiver,
+    slot_bytes: u64,
+    receivers: Box<[Receiver]>,
+    /// `receivers`, in device memory.
+    table: DeviceBuffer,
+    state: DeviceBuffer,
+    /// The status, a missing word per rank, the abort word, and a lost word per rank.
+    host_words: PinnedBuffer,
+    /// The mappings that the addresses are in.
+    _memory: Vec<Arc<dyn Any + Send + Sync>>,
+    book: Mutex<Book>,
+    holds: Mutex<Holds>,
+}
+
+/// What the host knows of the calls it has submitted.
+struct Book {
+    /// Calls submitted, as far as the host knows.
+    issued: u64,
+    /// Whether calls were captured: their replays advance the epoch behind the host's back.
+    captured: bool,
+    /// The end of the last call that was not captured, and its stream.
+    last: Event,
+    last_stream: Option<u64>,
+}
+
+#[derive(Default)]
+struct Holds {
+    /// Calls whose results are held.
+    epochs: Vec<u64>,
+    /// Ends of reads on other streams, which the next call has to wait for.
+    reads: Vec<Event>,
+}
+
+impl Lane {
+    /// A lane whose rows and signals go to `receivers`: one that reaches all ranks, or each rank's
+    /// in rank order. `own` is this rank's own memory, and `memory` keeps all of it alive. The
+    /// header of `own` is zero, and every rank knows that before the first call.
+    ///
+    /// # Errors
+    /// [`CudaError::InvalidArgument`] for sizes that do not fit each other, else the driver's.
+    pub fn new(
+        options: LaneOptions,
+        kernel: Kernel,
+        receivers: Vec<Receiver>,
+        own: Receiver,
+        memory: Vec<Arc<dyn Any + Send + Sync>>,
+    ) -> Result<Self, CudaError> {
+        let layout = &options.layout;
+        let expected = match kernel.transport {
+            Transport::Unicast => layout.world_size as usize,
+            Transport::Multicast => 1,
+        };
+        if receivers.len() != expected || options.rank >= layout.world_size || layout.slots < 2 {
+            return Err(CudaError::invalid(
+                "lane",
+                "sizes that fit",
+                format!("{options:?}"),
+            ));
+        }
+        let Some(slot_bytes) = layout.slot_bytes() else {
+            return Err(CudaError::invalid(
+                "layout",
+                "sizes that fit",
+                format!("{layout:?}"),
+            ));
+        };
+        let context = kernel.context().clone();
+        let stream = Stream::new(&context)?;
+        let table = DeviceBuffer::new(&context, receivers.len() * size_of::<Receiver>())?;
+        let words: Vec<u8> = receivers
+            .iter()
+            .flat_map(|receiver| {
+                [
+                    receiver.rows,
+                    receiver.signals,
+                    receiver.shapes,
+                    receiver.notice,
+                ]
+            })
+            .flat_map(u64::to_ne_bytes)
+            .collect();
+        table.upload(&stream, 0, &words)?;
+        let state = DeviceBuffer::new(&context, size_of::<State>())?;
+        state.upload(&stream, 0, &[0; size_of::<State>()])?;
+        let host_bytes = size_of::<Status>() + 4 * (2 * layout.world_size as usize + 1);
+        let host_words = PinnedBuffer::new(&context, host_bytes)?;
+        for offset in (0..host_bytes).step_by(4) {
+            host_words.store_u32(offset, 0)?;
+        }
+        stream.synchronize()?;
+        Ok(Lane {
+            book: Mutex::new(Book {
+                issued: 0,
+                captured: false,
+                last: Event::new(&context)?,
+                last_stream: None,
+            }),
+            holds: Mutex::default(),
+            own,
+            slot_bytes,
+            receivers: receivers.into(),
+            table,
+            state,
+            host_words,
+            _memory: memory,
+            kernel,
+            options,
+        })
+    }
+
+    /// Submits a gather into `out`, `[world_size · rows, row_bytes]`, rank by rank.
+    ///
+    /// # Errors
+    /// See [`LaunchError`]; nothing was submitted then.
+    pub fn gather_into(
+        &self,
+        stream: &Stream,
+        shape: Shape,
+        local: DeviceRows,
+        out: DeviceRowsMut,
+        timeout: Duration,
+    ) -> Result<(), LaunchError> {
+        let mut book = self.turn()?;
+        let gathered = self.check(&book, shape, local)?;
+        if out.bytes() as u64 != gathered {
+            return Err(size("output bytes", gathered, out.bytes() as u64));
+        }
+        self.submit(&mut book, stream, shape, local, Some(&out), timeout)?;
+        Ok(())
+    }
+
+    /// Submits a gather into this rank's slot, and lends the slot.
+    ///
+    /// # Errors
+    /// See [`LaunchError`]; nothing was submitted then.
+    pub fn gather(
+        self: &Arc<Self>,
+        stream: &Stream,
+        shape: Shape,
+        local: DeviceRows,
+        timeout: Duration,
+    ) -> Result<Held, LaunchError> {
+        let mut book = self.turn()?;
+        let bytes = self.check(&book, shape, local)?;
+        let captured = self.submit(&mut book, stream, shape, local, None, timeout)?;
+        let epoch = book.issued;
+        let slot = epoch % u64::from(self.options.layout.slots);
+        lock(&self.holds).epochs.push(epoch);
+        Ok(Held {
+            lane: self.clone(),
+            epoch,
+            address: (!captured).then(|| self.own.rows + slot * self.slot_bytes),
+            bytes,
+        })
+    }
+
+    /// Gathers bytes of the host's and waits: for self-tests, not for speed.
+    ///
+    /// # Errors
+    /// See [`LaunchError`]; [`LaunchError::Failed`] also for this very call.
+    pub fn gather_host_bytes(
+        &self,
+        shape: Shape,
+        local: &[u8],
+        timeout: Duration,
+    ) -> Result<Vec<u8>, LaunchError> {
+        let context = self.kernel.context();
+        let stream = Stream::new(context)?;
+        let mut out = vec![0xa5; local.len() * self.options.layout.world_size as usize];
+        let rows = DeviceBuffer::new(context, local.len())?;
+        let gathered = DeviceBuffer::new(context, out.len())?;
+        rows.upload(&stream, 0, local)?;
+        gathered.upload(&stream, 0, &out)?;
+        // SAFETY: the buffers are this function's, and outlive the work: it is waited for below,
+        // or was never submitted.
+        let from = unsafe { DeviceRows::new(rows.address(), rows.bytes()) };
+        // SAFETY: as above; the two do not overlap.
+        let to = unsafe { DeviceRowsMut::new(gathered.address(), gathered.bytes()) };
+        self.gather_into(&stream, shape, from, to, timeout)?;
+        stream.synchronize()?;
+        if let Some(report) = self.report() {
+            return Err(LaunchError::Failed(report));
+        }
+        gathered.download(&stream, 0, &mut out)?;
+        Ok(out)
+    }
+
+    /// Whether no call was submitted yet.
+    #[must_use]
+    pub fn is_fresh(&self) -> bool {
+        self.book.try_lock().is_ok_and(|book| book.issued == 0)
+    }
+
+    /// What became of the submitted calls: the report of the first that failed, if one has.
+    #[must_use]
+    pub fn report(&self) -> Option<Report> {
+        let word = |offset| self.host_words.load_u32(offset).unwrap_or(0);
+        let wide = |offset| self.host_words.load_u64(offset).unwrap_or(0);
+        // SYNC: report.
+        if word(offset_of!(Status, ready)) == 0 {
+            return None;
+        }
+        let missing = (0..self.options.layout.world_size)
+            .filter(|&rank| word(size_of::<Status>() + 4 * rank as usize) != 0)
+            .collect();
+        let fault = Fault {
+            code: FaultCode::from_u32(word(offset_of!(Status, code))),
+            source: word(offset_of!(Status, source)),
+            epoch: wide(offset_of!(Status, epoch)),
+            ours: wide(offset_of!(Status, ours)),
+            theirs: wide(offset_of!(Status, theirs)),
+        };
+        Some(Report { fault, missing })
+    }
+
+    /// Ends every wait of this lane, now and from now on: the group is aborted.
+    pub fn abort(&self) {
+        self.interrupt(0);
+    }
+
+    /// Ends every wait of this lane for `rank`, which is lost.
+    pub fn lose(&self, rank: u32) {
+        if rank < self.options.layout.world_size {
+            self.interrupt(1 + rank as usize);
+        }
+    }
+
+    /// Calls completed, read from the device after the work of `stream`.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn epoch(&self, stream: &Stream) -> Result<u64, CudaError> {
+        let mut epoch = [0; 8];
+        self.state
+            .download(stream, offset_of!(State, epoch), &mut epoch)?;
+        Ok(u64::from_ne_bytes(epoch))
+    }
+
+    /// How it was built.
+    #[must_use]
+    pub fn options(&self) -> &LaneOptions {
+        &self.options
+    }
+
+    /// Blocks of a launch that moves slices of `bytes`.
+    #[must_use]
+    pub fn blocks(&self, bytes: u64) -> u32 {
+        if self.options.copy_engine {
+            return 1;
+        }
+        // All blocks of a launch that copies out wait, so all must be resident, beside those of
+        // the ranks that share the device.
+        let resident = self.kernel.resident_blocks() / self.options.sharing.max(1);
+        let most = self
+            .options
+            .max_blocks
+            .unwrap_or(u32::MAX)
+            .min(resident)
+            .max(1);
+        u32::try_from(bytes.div_ceil(BYTES_PER_BLOCK))
+            .unwrap_or(u32::MAX)
+            .clamp(1, most)
+    }
+
+    fn interrupt(&self, word: usize) {
+        // Within bounds: `new` made room for a word to abort and one per rank.
+        let _ = self
+            .host_words
+            .store_u32(self.interrupts_at() + 4 * word, 1);
+    }
+
+    fn interrupts_at(&self) -> usize {
+        size_of::<Status>() + 4 * self.options.layout.world_size as usize
+    }
+
+    fn turn(&self) -> Result<MutexGuard<'_, Book>, LaunchError> {
+        match self.book.try_lock() {
+            Ok(book) => Ok(book),
+            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => Err(LaunchError::Busy),
+        }
+    }
+
+    /// Everything that must hold before a launch; returns the bytes it delivers.
+    fn check(&self, book: &Book, shape: Shape, local: DeviceRows) -> Result<u64, LaunchError> {
+        let layout = &self.options.layout;
+        if shape.row_bytes != layout.row_bytes {
+            return Err(size(
+                "row bytes",
+                layout.row_bytes.into(),
+                shape.row_bytes.into(),
+            ));
+        }
+        let most = layout.capacity_rows / layout.world_size;
+        if shape.rows == 0 || shape.rows > most {
+            let expected = format!("1 to {most}");
+            return Err(LaunchError::Size {
+                what: "rows per rank",
+                expected,
+                got: shape.rows.into(),
+            });
+        }
+        if local.bytes() as u64 != shape.bytes() {
+            return Err(size("local bytes", shape.bytes(), local.bytes() as u64));
+        }
+        if let Some(report) = self.report() {
+            return Err(LaunchError::Failed(report));
+        }
+        // Slot rule: call n tells the peers that they may store into the slot of call
+        // n - (S - 1), so its result, and any older one, must have been released.
+        let last_safe = book.issued + 1 - (u64::from(layout.slots) - 1).min(book.issued + 1);
+        match lock(&self.holds)
+            .epochs
+            .iter()
+            .find(|&&epoch| epoch <= last_safe)
+        {
+            Some(&epoch) => Err(LaunchError::SlotInUse { epoch }),
+            None => Ok(shape.bytes() * u64::from(layout.world_size)),
+        }
+    }
+
+    /// Submits the call, and tells whether it was captured instead of executed.
+    fn submit(
+        &self,
+        book: &mut Book,
+        stream: &Stream,
+        shape: Shape,
+        local: DeviceRows,
+        out: Option<&DeviceRowsMut>,
+        timeout: Duration,
+    ) -> Result<bool, LaunchError> {
+        let capturing = stream.is_capturing()?;
+        if capturing && self.options.copy_engine {
+            return Err(LaunchError::Capturing);
+        }
+        let width = self.width(shape, local, out)?;
+        if !capturing {
+            self.follow_up(book, stream)?;
+        }
+        let copies = self.options.copy_engine;
+        let slot = (book.issued + 1) % u64::from(self.options.layout.slots);
+        if copies {
+            self.push_by_copies(stream, shape, local, slot)?;
+        }
+        let arguments = Arguments {
+            local: local.address(),
+            out: out.filter(|_| !copies).map_or(0, DeviceRowsMut::address),
+            receivers: self.table.address(),
+            own: self.own,
+            state: self.state.address(),
+            status: self.host_words.device_address(),
+            interrupts: self.host_words.device_address() + self.interrupts_at() as u64,
+            shape,
+            slot_bytes: self.slot_bytes,
+            timeout: u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX),
+            world_size: self.options.layout.world_size,
+            rank: self.options.rank,
+            slots: self.options.layout.slots,
+            receiver_count: self.receivers.len() as u32,
+            width,
+            pull: self.options.pull.into(),
+            stored: copies.into(),
+            reserved: [0; 3],
+        };
+        let launch = LaunchShape::linear(self.blocks(shape.bytes()), THREADS);
+        // SAFETY: the kernel's one parameter is `Arguments`. The memory of the lane lives as long
+        // as the lane, which waits for its last call before it goes; the promises of `DeviceRows`
+        // and `DeviceRowsMut` cover the caller's. `blocks` keeps a waiting grid resident.
+        unsafe {
+            self.kernel
+                .function
+                .launch(launch, stream, &[Param::new(&arguments)])
+        }?;
+        if let Some(out) = out.filter(|_| copies) {
+            let from = self.own.rows + slot * self.slot_bytes;
+            // SAFETY: the slot holds the gathered rows once the launch before has ended, and the
+            // output is the caller's promise.
+            unsafe { stream.copy_on_device(out.address(), from, out.bytes()) }?;
+        }
+        book.issued += 1;
+        if capturing {
+            book.captured = true;
+        } else {
+            book.last.record(stream)?;
+            book.last_stream = Some(stream.as_raw());
+        }
+        Ok(capturing)
+    }
+
+    /// Orders a call after the ones before it, whatever streams they and their readers were on.
+    fn follow_up(&self, book: &mut Book, stream: &Stream) -> Result<(), LaunchError> {
+        if book.captured {
+            // Replays have moved the epoch: only the device knows how far.
+            self.kernel.context().synchronize()?;
+            book.issued = self.epoch(stream)?;
+            book.captured = false;
+        }
+        if book.last_stream.is_some_and(|last| last != stream.as_raw()) {
+            stream.wait(&book.last)?;
+        }
+        for read in lock(&self.holds).reads.drain(..) {
+            stream.wait(&read)?;
+        }
+        Ok(())
+    }
+
+    fn push_by_copies(
+        &self,
+        stream: &Stream,
+        shape: Shape,
+        local: DeviceRows,
+        slot: u64,
+    ) -> Result<(), LaunchError> {
+        let place = slot * self.slot_bytes + u64::from(self.options.rank) * shape.bytes();
+        let (before, after) = self.receivers.split_at(self.options.rank as usize);
+        // The next rank first, so that no receiver is hit by all ranks at once.
+        for receiver in after.iter().skip(1).chain(before).chain(after.first()) {
+            // SAFETY: the slot rule, which `check` enforces, keeps every reader out of these
+            // bytes until this call publishes; `world_size` slices fit a slot.
+            unsafe {
+                stream.copy_on_device(receiver.rows + place, local.address(), local.bytes())
+            }?;
+        }
+        Ok(())
+    }
+
+    /// The widest access that divides every address and size of a call.
+    fn width(
+        &self,
+        shape: Shape,
+        local: DeviceRows,
+        out: Option<&DeviceRowsMut>,
+    ) -> Result<u32, LaunchError> {
+        let all = local.address() | out.map_or(0, DeviceRowsMut::address) | shape.bytes();
+        let width = 1 << all.trailing_zeros().min(4);
+        if self.kernel.transport == Transport::Multicast && width != 16 {
+            return Err(LaunchError::Size {
+                what: "alignment of rows and addresses",
+                expected: "16-byte multiples, for multicast".into(),
+                got: width.into(),
+            });
+        }
+        Ok(width)
+    }
+}
+
+impl fmt::Debug for Lane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lane")
+            .field("options", &self.options)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        // Launches under way use the lane's memory. A failure here is one of theirs, and said
+        // already.
+        let _ = self.kernel.context().synchronize();
+    }
+}
+
+/// The rows of all ranks, in a slot that no rank stores into until this is released.
+///
+/// Dropping it releases the slot for work that comes after it on the gather's own stream; readers
+/// on another stream release it with [`Held::release_after`].
+#[derive(Debug)]
+pub struct Held {
+    lane: Arc<Lane>,
+    epoch: u64,
+    address: Option<u64>,
+    bytes: u64,
+}
+
+impl Held {
+    /// The device address of `[world_size · rows, row_bytes]`, once the stream has come here.
+    /// `None` where the call was captured: each replay has a slot of its own, see
+    /// [`address_word`](Held::address_word).
+    #[must_use]
+    pub fn address(&self) -> Option<u64> {
+        self.address
+    }
+
+    /// The device address of a u64 that holds the address of the rows, after the call and each
+    /// replay of it, for consumers in the same graph.
+    #[must_use]
+    pub fn address_word(&self) -> u64 {
+        self.lane.state.address() + offset_of!(State, rows) as u64
+    }
+
+    /// The size of the rows.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The call, counted by the host.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Releases the slot after what `stream` has to do so far: the next call waits for it.
+    ///
+    /// # Errors
+    /// The driver's; the slot is released all the same, after everything the device has to do.
+    pub fn release_after(self, stream: &Stream) -> Result<(), CudaError> {
+        let context = self.lane.kernel.context();
+        let recorded = Event::new(context).and_then(|event| {
+            event.record(stream)?;
+            Ok(event)
+        });
+        match recorded {
+            Ok(event) => {
+                lock(&self.lane.holds).reads.push(event);
+                Ok(())
+            }
+            Err(error) => {
+                context.synchronize()?;
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        lock(&self.lane.holds)
+            .epochs
+            .retain(|&epoch| epoch != self.epoch);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn size(what: &'static str, expected: u64, got: u64) -> LaunchError {
+    LaunchError::Size {
+        what,
+        expected: expected.to_string(),
+        got,
+    }
+}

@@ -1,0 +1,14 @@
+//! One rank's end of a gather on a GPU: the kernel, its memory, its launches.
+//!
+//! A [`Lane`] is to a GPU what `direct_dcp_kernels::host::Lane` is to a CPU. Who the peers are,
+//! and how their memory came here, is the caller's.
+
+mod kernel;
+mod lane;
+mod layout;
+mod rows;
+
+pub use kernel::{Kernel, Transport};
+pub use lane::{Held, Lane, LaneOptions, LaunchError, Report};
+pub use layout::Layout;
+pub use rows::{DeviceRows, DeviceRowsMut};

@@ -1,0 +1,240 @@
+//! The gather between GPUs.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use direct_dcp_cuda::Stream;
+use direct_dcp_cuda::gather::{DeviceRows, DeviceRowsMut, Held, Lane, LaunchError, Report};
+use direct_dcp_kernels::Shape;
+
+use super::workspace::Workspace;
+use crate::error::{GatherError, from_cuda, from_fault, invalid, shape};
+use crate::gather::{FIRST_TIMEOUT, Status, TIMEOUT};
+
+/// Gathers KV rows over the ranks of a GPU workspace.
+///
+/// A call submits one launch to the caller's stream and returns. What goes wrong on the device,
+/// later, is told by the next call, by [`check`](KvGather::check) or by [`wait`](KvGather::wait);
+/// the context stays usable, and [`Group::rebuild`](crate::Group::rebuild) is the way on.
+///
+/// All ranks make the same calls in the same order, per ubatch. Calls on one ubatch are put in
+/// order whatever streams they are on; captured ones are ordered by their graph, and a graph that
+/// contains calls must not run beside other calls on the same ubatch.
+#[derive(Debug)]
+pub struct KvGather {
+    workspace: Workspace,
+    timeout: Duration,
+    first_timeout: Duration,
+    failure: Mutex<Option<GatherError>>,
+}
+
+impl KvGather {
+    /// A gather over `workspace`.
+    #[must_use]
+    pub fn new(workspace: Workspace) -> Self {
+        KvGather {
+            workspace,
+            timeout: TIMEOUT,
+            first_timeout: FIRST_TIMEOUT,
+            failure: Mutex::new(None),
+        }
+    }
+
+    /// How long a call waits for its peers once it runs: 30 s by default.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// How long the first call of each ubatch waits for its peers: 300 s by default.
+    #[must_use]
+    pub fn first_timeout(mut self, timeout: Duration) -> Self {
+        self.first_timeout = timeout;
+        self
+    }
+
+    /// The memory it gathers in.
+    #[must_use]
+    pub fn workspace(&self) -> &Workspace {
+        &self.workspace
+    }
+
+    /// Submits a gather into `out`: `local` is `[T, row_bytes]`, `out` becomes `[world_size · T,
+    /// row_bytes]`, rank by rank. T is the same on all ranks, and positive.
+    ///
+    /// # Errors
+    /// [`GatherError::InvalidArgument`], [`SlotInUse`](GatherError::SlotInUse),
+    /// [`Busy`](GatherError::Busy), [`Unsupported`](GatherError::Unsupported) and
+    /// [`Driver`](GatherError::Driver) for this call, which was not submitted then; else the error
+    /// of an earlier call that failed on the device.
+    pub fn gather_into(
+        &self,
+        ubatch: usize,
+        stream: &Stream,
+        local: DeviceRows,
+        out: DeviceRowsMut,
+    ) -> Result<(), GatherError> {
+        let (lane, shape) = self.prepare(ubatch, local)?;
+        lane.gather_into(stream, shape, local, out, self.patience(lane))
+            .map_err(|error| self.explain(error, ubatch))
+    }
+
+    /// Submits a gather without a copy out: the guard lends `[world_size · T, row_bytes]` in the
+    /// slot where the peers store it, for work that comes later on the same stream.
+    ///
+    /// With S slots the guard must be dropped before the call S - 1 calls later is submitted.
+    ///
+    /// # Errors
+    /// As [`gather_into`](KvGather::gather_into).
+    pub fn gather(
+        &self,
+        ubatch: usize,
+        stream: &Stream,
+        local: DeviceRows,
+    ) -> Result<Gathered, GatherError> {
+        let (lane, shape) = self.prepare(ubatch, local)?;
+        lane.gather(stream, shape, local, self.patience(lane))
+            .map(Gathered)
+            .map_err(|error| self.explain(error, ubatch))
+    }
+
+    /// Whether all calls that have run so far delivered.
+    ///
+    /// # Errors
+    /// What the first one that did not, on any ubatch, failed with.
+    pub fn check(&self) -> Result<(), GatherError> {
+        if let Some(error) = self.failure().clone() {
+            return Err(error);
+        }
+        match self.lanes().find_map(|lane| lane.report()) {
+            Some(report) => Err(self.fail(&report)),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits for the stream, then checks.
+    ///
+    /// # Errors
+    /// As [`check`](KvGather::check), or [`GatherError::Driver`].
+    pub fn wait(&self, stream: &Stream) -> Result<(), GatherError> {
+        stream.synchronize().map_err(|error| from_cuda(&error))?;
+        self.check()
+    }
+
+    /// Where this rank stands, after the work of `stream`.
+    ///
+    /// # Errors
+    /// [`GatherError::Driver`], where the epochs cannot be read.
+    pub fn status(&self, stream: &Stream) -> Result<Status, GatherError> {
+        let epochs = self
+            .lanes()
+            .map(|lane| lane.epoch(stream))
+            .collect::<Result<_, _>>();
+        Ok(Status {
+            generation: self.workspace.group().generation(),
+            way: self.workspace.way(),
+            epochs: epochs.map_err(|error| from_cuda(&error))?,
+            failure: self.check().err().map(|error| error.to_string()),
+        })
+    }
+
+    fn lanes(&self) -> impl Iterator<Item = &Arc<Lane>> {
+        (0..self.workspace.ubatches()).filter_map(|ubatch| self.workspace.lane(ubatch))
+    }
+
+    fn failure(&self) -> MutexGuard<'_, Option<GatherError>> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn patience(&self, lane: &Lane) -> Duration {
+        match lane.is_fresh() {
+            true => self.first_timeout.max(self.timeout),
+            false => self.timeout,
+        }
+    }
+
+    fn prepare(
+        &self,
+        ubatch: usize,
+        local: DeviceRows,
+    ) -> Result<(&Arc<Lane>, Shape), GatherError> {
+        let lane = self.workspace.lane(ubatch).ok_or_else(|| {
+            invalid(
+                "ubatch",
+                format!("below {}", self.workspace.ubatches()),
+                ubatch,
+            )
+        })?;
+        self.check()?;
+        let most = self.workspace.capacity_rows() / self.workspace.group().world_size();
+        Ok((lane, shape(self.workspace.format(), local.bytes(), most)?))
+    }
+
+    fn explain(&self, error: LaunchError, ubatch: usize) -> GatherError {
+        match error {
+            LaunchError::Busy => GatherError::Busy { ubatch },
+            LaunchError::SlotInUse { epoch } => GatherError::SlotInUse { ubatch, epoch },
+            LaunchError::Size {
+                what,
+                expected,
+                got,
+            } => invalid(what, expected, got),
+            LaunchError::Capturing => GatherError::Unsupported {
+                capability: "capture into a graph",
+                reason: "the copy engines are driven by the host, which must know the slot",
+                instead: "push or pull",
+            },
+            LaunchError::Failed(report) => self.fail(&report),
+            LaunchError::Cuda(error) => from_cuda(&error),
+        }
+    }
+
+    /// Remembers the failure, and tells the peers.
+    fn fail(&self, report: &Report) -> GatherError {
+        let control = self.workspace.group().control();
+        let error = from_fault(&report.fault, &report.missing, self.timeout, control);
+        control.mark_failed();
+        self.failure().get_or_insert(error).clone()
+    }
+}
+
+/// The rows of all ranks, in a slot of this rank's device that no rank stores into until this is
+/// released.
+///
+/// Dropping it releases the slot for what comes after on the gather's own stream. Work on another
+/// stream that reads the rows is waited for by [`release_after`](Gathered::release_after).
+#[derive(Debug)]
+pub struct Gathered(Held);
+
+impl Gathered {
+    /// The device address of the rows, `[world_size · T, row_bytes]`. `None` where the call was
+    /// captured: see [`address_word`](Gathered::address_word).
+    #[must_use]
+    pub fn address(&self) -> Option<u64> {
+        self.0.address()
+    }
+
+    /// The device address of a u64 that holds the address of the rows after the call, and after
+    /// each replay of it, for consumers in the same graph.
+    #[must_use]
+    pub fn address_word(&self) -> u64 {
+        self.0.address_word()
+    }
+
+    /// The size of the rows.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.0.bytes()
+    }
+
+    /// Releases the slot after what `stream` has to do so far.
+    ///
+    /// # Errors
+    /// [`GatherError::Driver`]; the slot is released all the same, once the device is idle.
+    pub fn release_after(self, stream: &Stream) -> Result<(), GatherError> {
+        self.0
+            .release_after(stream)
+            .map_err(|error| from_cuda(&error))
+    }
+}

@@ -1,0 +1,358 @@
+//! The memory that ranks on GPUs share.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use direct_dcp_cuda::gather::{Kernel, Lane, LaneOptions, Layout, Transport};
+use direct_dcp_cuda::{Context, CudaError, Device, DeviceAttribute, Driver, Mapping, Stream};
+use direct_dcp_kernels::device::Receiver;
+
+use super::memory::{Fact, SymmetricMemory};
+use super::multicast;
+use super::watcher::Watcher;
+use crate::error::shape;
+use crate::format::RowFormat;
+use crate::group::Group;
+use crate::options::{Way, WorkspaceError, WorkspaceOptions, agree, everybody, refused};
+
+/// How long the gather of the self-test waits.
+const SELF_TEST_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Symmetric device memory of a group: `[ubatches, slots, capacity_rows, row_bytes]` and its
+/// signals on every rank's device.
+///
+/// Building one is collective, as for [`crate::Workspace`]: each rank in a thread or process of
+/// its own. Several ranks may share a device.
+pub struct Workspace {
+    // The watcher first: it holds the lanes.
+    _watcher: Watcher,
+    lanes: Vec<Arc<Lane>>,
+    group: Group,
+    options: WorkspaceOptions,
+    way: Way,
+    context: Context,
+    sharing: u32,
+}
+
+impl Workspace {
+    /// Allocates and shares memory on device `ordinal`, and finds the best way that works: each
+    /// candidate has to gather random rows right on all ranks before it is taken.
+    ///
+    /// # Errors
+    /// [`WorkspaceError::InvalidArgument`] for options that no group could use;
+    /// [`WorkspaceError::Mismatch`] where ranks ask for different options;
+    /// [`WorkspaceError::Unsupported`] where the way that was asked for does not work;
+    /// [`WorkspaceError::Refused`] where some rank has no driver, no such device or no memory, on
+    /// every rank; [`WorkspaceError::Group`] where a peer is late or lost.
+    pub fn new(
+        group: &Group,
+        ordinal: u32,
+        options: WorkspaceOptions,
+    ) -> Result<Self, WorkspaceError> {
+        let opened = options.layout(group.world_size()).and_then(|layout| {
+            let bytes = layout.bytes().and_then(|bytes| usize::try_from(bytes).ok());
+            let bytes = bytes.ok_or_else(|| options.too_large())?;
+            let context = open(ordinal).map_err(|error| refused(group, error))?;
+            Ok((layout, bytes, context))
+        });
+        let (layout, bytes, context) = agree(group, &options, opened)?;
+        let fact = fact(&context).map_err(|error| refused(group, error));
+        let facts = Fact::exchange(group, &everybody(group, fact)?)?;
+        let sharing = facts
+            .iter()
+            .filter(|fact| fact.uuid == facts[group.rank()].uuid)
+            .count();
+        let memory = SymmetricMemory::new(group, &context, bytes, &facts)?;
+
+        let builder = Builder {
+            group,
+            options: &options,
+            layout,
+            context: &context,
+            memory: &memory,
+            sharing: sharing as u32,
+        };
+        let (way, lanes) = builder.choose(&facts)?;
+        if group.rank() == 0 {
+            log::info!(
+                "direct-dcp: {} {} gather by {way}, {} rows of {} bytes, {} slots, {} ubatches",
+                group.world_size(),
+                if group.one_process() {
+                    "threads"
+                } else {
+                    "processes"
+                },
+                layout.capacity_rows,
+                layout.row_bytes,
+                layout.slots,
+                layout.ubatches,
+            );
+        }
+        let watcher = Watcher::start(group.control().clone(), lanes.clone(), layout.world_size);
+        let watcher = everybody(group, watcher.map_err(|error| refused(group, error)))?;
+        Ok(Workspace {
+            _watcher: watcher,
+            lanes,
+            group: group.clone(),
+            options,
+            way,
+            context,
+            sharing: sharing as u32,
+        })
+    }
+
+    /// The way that the group has taken.
+    #[must_use]
+    pub fn way(&self) -> Way {
+        self.way
+    }
+
+    /// The rows that it was built for.
+    #[must_use]
+    pub fn format(&self) -> RowFormat {
+        self.options.format
+    }
+
+    /// Rows that a gather may deliver, over all ranks.
+    #[must_use]
+    pub fn capacity_rows(&self) -> usize {
+        self.options.capacity_rows
+    }
+
+    /// Slots per ubatch.
+    #[must_use]
+    pub fn slots(&self) -> usize {
+        self.options.slots
+    }
+
+    /// Independent sequences of calls.
+    #[must_use]
+    pub fn ubatches(&self) -> usize {
+        self.options.ubatches
+    }
+
+    /// The group it belongs to.
+    #[must_use]
+    pub fn group(&self) -> &Group {
+        &self.group
+    }
+
+    /// The context of this rank's device.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// Ranks on this rank's device, itself counted.
+    #[must_use]
+    pub fn sharing(&self) -> u32 {
+        self.sharing
+    }
+
+    pub(super) fn lane(&self, ubatch: usize) -> Option<&Arc<Lane>> {
+        self.lanes.get(ubatch)
+    }
+}
+
+impl fmt::Debug for Workspace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Workspace")
+            .field("options", &self.options)
+            .field("way", &self.way)
+            .field("sharing", &self.sharing)
+            .finish_non_exhaustive()
+    }
+}
+
+fn open(ordinal: u32) -> Result<Context, CudaError> {
+    let driver = Driver::load()?;
+    Context::new(&Device::new(&driver, ordinal)?)
+}
+
+fn fact(context: &Context) -> Result<Fact, CudaError> {
+    let device = context.device();
+    let multicast = multicast::forbidden_by().is_none()
+        && device.supports(DeviceAttribute::MulticastSupported)?;
+    Ok(Fact {
+        uuid: device.uuid()?,
+        multicast,
+    })
+}
+
+/// What the choice of a way works with.
+struct Builder<'a> {
+    group: &'a Group,
+    options: &'a WorkspaceOptions,
+    layout: Layout,
+    context: &'a Context,
+    memory: &'a SymmetricMemory,
+    sharing: u32,
+}
+
+impl Builder<'_> {
+    /// Collective: the first candidate whose self-test passes on all ranks, and its lanes.
+    fn choose(&self, facts: &[Fact]) -> Result<(Way, Vec<Arc<Lane>>), WorkspaceError> {
+        let obstacle = multicast::obstacle(facts, self.layout.row_bytes);
+        let candidates = match (self.options.way, obstacle) {
+            (Some(Way::SharedSlot), _) => {
+                return Err(unsupported(Way::SharedSlot, "the ranks are on GPUs".into()));
+            }
+            (Some(Way::Multicast), Some(obstacle)) => {
+                return Err(unsupported(Way::Multicast, obstacle));
+            }
+            (Some(way), _) => vec![way],
+            (None, Some(_)) => vec![Way::Push],
+            (None, None) => vec![Way::Multicast, Way::Push],
+        };
+        let mut failure = None;
+        for way in candidates {
+            match self.try_way(way) {
+                Ok(lanes) => return Ok((way, lanes)),
+                // Every rank got the same verdict, so every rank goes on to the next candidate.
+                Err(WorkspaceError::Refused { rank, reason }) => {
+                    if self.group.rank() == 0 {
+                        log::warn!("direct-dcp: {way} does not work on rank {rank}: {reason}");
+                    }
+                    failure = Some((way, format!("rank {rank}: {reason}")));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        // There is at least one candidate, so there is a failure to tell.
+        let (way, reason) = failure.unwrap_or((Way::Push, "there is no way".into()));
+        Err(unsupported(way, reason))
+    }
+
+    fn try_way(&self, way: Way) -> Result<Vec<Arc<Lane>>, WorkspaceError> {
+        let multicast = match way {
+            Way::Multicast => Some(multicast::map(self.group, self.context, self.memory)?),
+            _ => None,
+        };
+        self.clear_headers()?;
+        let lanes = everybody(self.group, self.lanes(way, multicast.as_ref()))?;
+        self.self_test(&lanes)?;
+        // The self-test's lanes waited for it when they were dropped; the next begin at epoch 0.
+        drop(lanes);
+        self.clear_headers()?;
+        everybody(self.group, self.lanes(way, multicast.as_ref()))
+    }
+
+    /// Collective: makes all signals zero, before anybody stores or observes one.
+    fn clear_headers(&self) -> Result<(), WorkspaceError> {
+        // Nobody works with the old ones any more.
+        self.group.barrier()?;
+        let cleared = (|| {
+            let header = vec![0; self.layout.header_bytes().unwrap_or_default() as usize];
+            let stride = self.layout.ubatch_bytes().unwrap_or_default() as usize;
+            let stream = Stream::new(self.context)?;
+            for ubatch in 0..self.layout.ubatches as usize {
+                self.memory
+                    .own()
+                    .upload(&stream, ubatch * stride, &header)?;
+            }
+            stream.synchronize()
+        })();
+        everybody(
+            self.group,
+            cleared.map_err(|error: CudaError| refused(self.group, error)),
+        )
+    }
+
+    fn lanes(
+        &self,
+        way: Way,
+        multicast: Option<&Arc<Mapping>>,
+    ) -> Result<Vec<Arc<Lane>>, WorkspaceError> {
+        let cuda = |error| refused(self.group, error);
+        let transport = match multicast {
+            Some(_) => Transport::Multicast,
+            None => Transport::Unicast,
+        };
+        let kernel = Kernel::load(self.context, transport).map_err(cuda)?;
+        let mut memory = self.memory.keep();
+        memory.extend(multicast.map(|mapping| mapping.clone() as _));
+        (0..self.layout.ubatches)
+            .map(|ubatch| {
+                let place = |base| {
+                    self.layout
+                        .receiver(base, ubatch)
+                        .ok_or_else(|| self.options.too_large())
+                };
+                let receivers: Vec<Receiver> = match multicast {
+                    Some(mapping) => vec![place(mapping.address())?],
+                    None => self
+                        .memory
+                        .addresses()
+                        .map(place)
+                        .collect::<Result<_, _>>()?,
+                };
+                let options = LaneOptions {
+                    layout: self.layout,
+                    rank: self.group.rank() as u32,
+                    ubatch,
+                    pull: way == Way::Pull,
+                    copy_engine: way == Way::CopyEngine,
+                    sharing: self.sharing,
+                    max_blocks: self
+                        .options
+                        .blocks
+                        .and_then(|blocks| blocks.try_into().ok()),
+                };
+                let own = place(self.memory.own().address())?;
+                Lane::new(options, kernel.clone(), receivers, own, memory.clone())
+                    .map(Arc::new)
+                    .map_err(cuda)
+            })
+            .collect()
+    }
+
+    /// Collective: gathers rows that differ by rank and run, and compares every byte.
+    fn self_test(&self, lanes: &[Arc<Lane>]) -> Result<(), WorkspaceError> {
+        let most = self.options.capacity_rows / self.group.world_size();
+        let rows = most.min(3);
+        let local = noise(self.group.rank(), rows * self.options.format.row_bytes());
+        let expected = self.group.all_gather(&local)?.concat();
+        let tested = (|| {
+            let shape = shape(self.options.format, local.len(), most)
+                .map_err(|error| refused(self.group, error))?;
+            let Some(lane) = lanes.first() else {
+                return Ok(());
+            };
+            let got = lane
+                .gather_host_bytes(shape, &local, SELF_TEST_TIMEOUT)
+                .map_err(|error| refused(self.group, format!("self-test: {error:?}")))?;
+            match got == expected {
+                true => Ok(()),
+                false => Err(refused(
+                    self.group,
+                    "self-test: rows arrive changed or not at all",
+                )),
+            }
+        })();
+        everybody(self.group, tested)
+    }
+}
+
+/// Bytes that no two ranks, and no two runs, are likely to share.
+fn noise(rank: usize, len: usize) -> Vec<u8> {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    let state = RandomState::new();
+    (0_u64..)
+        .flat_map(|index| {
+            let mut hasher = state.build_hasher();
+            hasher.write_u64(index);
+            hasher.write_usize(rank);
+            hasher.finish().to_ne_bytes()
+        })
+        .take(len)
+        .collect()
+}
+
+fn unsupported(way: Way, reason: String) -> WorkspaceError {
+    WorkspaceError::Unsupported {
+        capability: way.to_string(),
+        reason,
+        instead: "push, or no way at all to let the group choose".into(),
+    }
+}

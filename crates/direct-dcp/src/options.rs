@@ -1,0 +1,372 @@
+//! What a workspace is asked to be, and how the ranks agree on it.
+
+use std::fmt;
+use std::num::NonZeroU32;
+use std::thread::available_parallelism;
+
+use direct_dcp_cuda::gather::Layout;
+use direct_dcp_kernels::host::{Geometry, Way as HostWay};
+
+use crate::format::RowFormat;
+use crate::group::{Group, GroupError};
+
+/// How rows travel between ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Way {
+    /// CPU. All ranks map the same slots, so each row is written once for everybody. The default
+    /// there: the least memory and the fewest copies.
+    SharedSlot,
+    /// GPU. One store reaches the memory of all ranks. The default where every device offers it
+    /// and the group's self-test passes.
+    Multicast,
+    /// Every rank has slots of its own and stores its rows into those of all ranks. The default on
+    /// GPUs without multicast.
+    Push,
+    /// Every rank stages its rows once, and the others read them there. The zero-copy gather of
+    /// the CPU lends a private copy.
+    Pull,
+    /// GPU. Rows are pushed by the copy engines, which leaves the multiprocessors to others.
+    /// Cannot be captured into a graph.
+    CopyEngine,
+}
+
+impl Way {
+    /// The ways between CPU ranks.
+    pub const CPU: [Way; 3] = [Way::SharedSlot, Way::Push, Way::Pull];
+
+    /// The ways between GPU ranks.
+    pub const CUDA: [Way; 4] = [Way::Multicast, Way::Push, Way::Pull, Way::CopyEngine];
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Way::SharedSlot => "shared-slot",
+            Way::Multicast => "multicast",
+            Way::Push => "push",
+            Way::Pull => "pull",
+            Way::CopyEngine => "copy-engine",
+        })
+    }
+}
+
+/// The size of a workspace. All ranks must ask for the same.
+#[derive(Clone, Debug)]
+pub struct WorkspaceOptions {
+    pub(crate) capacity_rows: usize,
+    pub(crate) format: RowFormat,
+    pub(crate) slots: usize,
+    pub(crate) ubatches: usize,
+    pub(crate) way: Option<Way>,
+    pub(crate) blocks: Option<usize>,
+}
+
+impl WorkspaceOptions {
+    /// Room for gathers that deliver up to `capacity_rows` rows, summed over the ranks: a
+    /// multiple of the world size.
+    #[must_use]
+    pub fn new(capacity_rows: usize, format: RowFormat) -> Self {
+        WorkspaceOptions {
+            capacity_rows,
+            format,
+            slots: 2,
+            ubatches: 1,
+            way: None,
+            blocks: None,
+        }
+    }
+
+    /// Slots per ubatch, 2 by default and at least. With S slots, a zero-copy result is valid
+    /// until the call S - 1 calls later is issued.
+    #[must_use]
+    pub fn slots(mut self, slots: usize) -> Self {
+        self.slots = slots;
+        self
+    }
+
+    /// Independent sequences of calls, 1 by default, each with slots and an epoch of its own.
+    #[must_use]
+    pub fn ubatches(mut self, ubatches: usize) -> Self {
+        self.ubatches = ubatches;
+        self
+    }
+
+    /// Forces a way. By default the group takes the best one that works for every rank.
+    #[must_use]
+    pub fn way(mut self, way: Way) -> Self {
+        self.way = Some(way);
+        self
+    }
+
+    /// Blocks that share a rank's copies, at least 1. On CPUs a block is a thread, and the default
+    /// is the machine's cores divided by the ranks, 8 at most. On GPUs this is a limit, for those
+    /// who leave the multiprocessors to other work; the default is as many as pay.
+    #[must_use]
+    pub fn blocks(mut self, blocks: usize) -> Self {
+        self.blocks = Some(blocks);
+        self
+    }
+
+    /// Bytes of shared memory that a CPU workspace of these options takes on this machine, over
+    /// all `world_size` ranks, plus the private memory of [`Way::Pull`].
+    ///
+    /// # Errors
+    /// [`WorkspaceError::InvalidArgument`] and [`WorkspaceError::Unsupported`], as
+    /// [`Workspace::new`](crate::Workspace::new) would say.
+    pub fn memory_bytes(&self, world_size: usize) -> Result<usize, WorkspaceError> {
+        let geometry = self.geometry(world_size)?;
+        let private = match geometry.way {
+            HostWay::Pull => self
+                .capacity_rows
+                .checked_mul(self.format.row_bytes())
+                .and_then(|bytes| bytes.checked_mul(self.slots))
+                .and_then(|bytes| bytes.checked_mul(self.ubatches)),
+            HostWay::Shared | HostWay::Push => Some(0),
+        };
+        geometry
+            .mapping_bytes()
+            .and_then(|bytes| bytes.checked_mul(geometry.mappings() as usize))
+            .and_then(|bytes| bytes.checked_add(private?.checked_mul(world_size)?))
+            .ok_or_else(|| self.too_large())
+    }
+
+    /// Bytes of device memory that a GPU workspace of these options takes for each rank, before
+    /// the driver rounds up to its granularity (2 MiB on an H200).
+    ///
+    /// # Errors
+    /// [`WorkspaceError::InvalidArgument`], as
+    /// [`cuda::Workspace::new`](crate::cuda::Workspace::new) would say.
+    pub fn device_bytes(&self, world_size: usize) -> Result<usize, WorkspaceError> {
+        let bytes = self.layout(world_size)?.bytes();
+        bytes
+            .and_then(|bytes| bytes.try_into().ok())
+            .ok_or_else(|| self.too_large())
+    }
+
+    /// What a CPU workspace looks like, if it can be.
+    pub(crate) fn geometry(&self, world_size: usize) -> Result<Geometry, WorkspaceError> {
+        let layout = self.layout(world_size)?;
+        let way = match self.way {
+            None | Some(Way::SharedSlot) => HostWay::Shared,
+            Some(Way::Push) => HostWay::Push,
+            Some(Way::Pull) => HostWay::Pull,
+            Some(way @ (Way::Multicast | Way::CopyEngine)) => {
+                return Err(WorkspaceError::Unsupported {
+                    capability: way.to_string(),
+                    reason: "the ranks are on CPUs".into(),
+                    instead: "shared-slot, push or pull".into(),
+                });
+            }
+        };
+        let Layout {
+            world_size,
+            slots,
+            ubatches,
+            capacity_rows,
+            row_bytes,
+        } = layout;
+        Ok(Geometry {
+            world_size,
+            slots,
+            ubatches,
+            capacity_rows,
+            row_bytes,
+            way,
+        })
+    }
+
+    /// Checks everything that needs neither the peers nor a device.
+    pub(crate) fn layout(&self, world_size: usize) -> Result<Layout, WorkspaceError> {
+        let row_bytes = self.format.row_bytes();
+        if world_size < 2 {
+            return Err(invalid("world_size", "at least two ranks", world_size));
+        }
+        if self.ubatches == 0 {
+            return Err(invalid("ubatches", "at least one ubatch", 0));
+        }
+        if self.slots < 2 {
+            let expected = "at least 2, or a peer overwrites rows in use";
+            return Err(invalid("slots", expected, self.slots));
+        }
+        if self.format.dim() == 0 {
+            return Err(invalid("dim", "a positive number of elements in a row", 0));
+        }
+        if self.capacity_rows == 0 {
+            return Err(invalid("capacity_rows", "a positive number of rows", 0));
+        }
+        if !self.capacity_rows.is_multiple_of(world_size) {
+            let expected = format!("rows that divide evenly over {world_size} ranks");
+            return Err(invalid("capacity_rows", expected, self.capacity_rows));
+        }
+        if self.blocks == Some(0) {
+            return Err(invalid("blocks", "at least 1", 0));
+        }
+        let narrow = |value: usize| u32::try_from(value).map_err(|_| self.too_large());
+        Ok(Layout {
+            world_size: narrow(world_size)?,
+            slots: narrow(self.slots)?,
+            ubatches: narrow(self.ubatches)?,
+            capacity_rows: narrow(self.capacity_rows)?,
+            row_bytes: narrow(row_bytes)?,
+        })
+    }
+
+    pub(crate) fn too_large(&self) -> WorkspaceError {
+        let got = format!(
+            "{} rows of {} bytes, {} slots, {} ubatches",
+            self.capacity_rows,
+            self.format.row_bytes(),
+            self.slots,
+            self.ubatches
+        );
+        invalid("workspace", "a size that memory can hold", got)
+    }
+
+    pub(crate) fn blocks_or_default(&self, world_size: usize) -> NonZeroU32 {
+        let blocks = self
+            .blocks
+            .unwrap_or_else(|| (cores() / world_size).clamp(1, 8));
+        u32::try_from(blocks)
+            .ok()
+            .and_then(NonZeroU32::new)
+            .unwrap_or(NonZeroU32::MIN)
+    }
+}
+
+/// Why a workspace could not be built.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum WorkspaceError {
+    /// An option that no group could use.
+    #[error("{what}: expected {expected}, got {got}")]
+    InvalidArgument {
+        /// The option.
+        what: &'static str,
+        /// What it must be.
+        expected: String,
+        /// What it is.
+        got: String,
+    },
+    /// Ranks asked for different workspaces: pass the same options on every rank.
+    #[error(
+        "rank {source_rank} asks for {field} {theirs}, this rank for {ours}: pass the same options on every rank"
+    )]
+    Mismatch {
+        /// The rank that differs.
+        source_rank: usize,
+        /// The option that differs.
+        field: &'static str,
+        /// This rank's value.
+        ours: String,
+        /// That rank's value.
+        theirs: String,
+    },
+    /// A rank could not do its part, so no rank has the workspace.
+    #[error("rank {rank} could not build the workspace: {reason}")]
+    Refused {
+        /// The rank.
+        rank: usize,
+        /// What it said.
+        reason: String,
+    },
+    /// The machine or the group cannot do what was asked.
+    #[error("{capability} cannot be had: {reason}; use {instead}")]
+    Unsupported {
+        /// What was asked.
+        capability: String,
+        /// Why it cannot be had.
+        reason: String,
+        /// What can.
+        instead: String,
+    },
+    /// The group failed during set-up.
+    #[error(transparent)]
+    Group(#[from] GroupError),
+}
+
+pub(crate) fn cores() -> usize {
+    available_parallelism().map_or(1, usize::from)
+}
+
+fn invalid(
+    what: &'static str,
+    expected: impl Into<String>,
+    got: impl fmt::Display,
+) -> WorkspaceError {
+    WorkspaceError::InvalidArgument {
+        what,
+        expected: expected.into(),
+        got: got.to_string(),
+    }
+}
+
+pub(crate) fn refused(group: &Group, reason: impl fmt::Display) -> WorkspaceError {
+    WorkspaceError::Refused {
+        rank: group.rank(),
+        reason: reason.to_string(),
+    }
+}
+
+/// Exchanges outcomes, so that one rank's failure is everybody's.
+pub(crate) fn everybody<T>(
+    group: &Group,
+    ours: Result<T, WorkspaceError>,
+) -> Result<T, WorkspaceError> {
+    let reason = ours
+        .as_ref()
+        .err()
+        .map(ToString::to_string)
+        .unwrap_or_default();
+    let reasons = group.all_gather(reason.as_bytes())?;
+    let ours = ours?;
+    match reasons.iter().position(|reason| !reason.is_empty()) {
+        None => Ok(ours),
+        Some(rank) => Err(WorkspaceError::Refused {
+            rank,
+            reason: String::from_utf8_lossy(&reasons[rank]).into_owned(),
+        }),
+    }
+}
+
+/// Exchanges what every rank asks for. A rank whose options are unusable says so, or its peers
+/// would wait for it.
+pub(crate) fn agree<T>(
+    group: &Group,
+    options: &WorkspaceOptions,
+    checked: Result<T, WorkspaceError>,
+) -> Result<T, WorkspaceError> {
+    const FIELDS: [&str; 6] = ["capacity_rows", "dtype", "dim", "slots", "ubatches", "way"];
+    let asked = [
+        options.capacity_rows.to_string(),
+        options.format.dtype().to_string(),
+        options.format.dim().to_string(),
+        options.slots.to_string(),
+        options.ubatches.to_string(),
+        options
+            .way
+            .map_or("automatic".to_string(), |way| way.to_string()),
+    ];
+    let agreed = everybody(group, checked)?;
+    for (source_rank, theirs) in group
+        .all_gather(asked.join("\n").as_bytes())?
+        .iter()
+        .enumerate()
+    {
+        let theirs = String::from_utf8_lossy(theirs);
+        let mut theirs = theirs.split('\n');
+        for (field, ours) in FIELDS.into_iter().zip(&asked) {
+            let theirs = theirs.next().unwrap_or_default();
+            if ours != theirs {
+                let (ours, theirs) = (ours.clone(), theirs.to_string());
+                return Err(WorkspaceError::Mismatch {
+                    source_rank,
+                    field,
+                    ours,
+                    theirs,
+                });
+            }
+        }
+    }
+    Ok(agreed)
+}
