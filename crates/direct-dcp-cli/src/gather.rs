@@ -81,7 +81,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Error> {
         "gathering {} rows on {} ranks with interleave {}",
         tensor.rows, args.ranks, args.interleave
     );
-    machine::check_memory(task.memory(args.ranks), &what)?;
+    let instead = "use fewer ranks or a smaller interleave";
+    machine::check_memory(task.memory(args.ranks), &what, instead)?;
 
     let mut rows: Vec<RankReport> = Vec::new();
     let task = ranks::Task::Gather(task);

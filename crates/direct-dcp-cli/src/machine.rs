@@ -74,16 +74,16 @@ pub(crate) fn want_descriptors(wanted: usize) {
 }
 
 /// What a process that wants `bytes` of memory should be told, if it should.
-pub(crate) fn check_memory(bytes: Option<usize>, what: &str) -> Result<(), String> {
+pub(crate) fn check_memory(bytes: Option<usize>, what: &str, instead: &str) -> Result<(), String> {
     let available = available_memory();
     match (bytes, available) {
         (Some(bytes), Some(available)) if bytes as u64 > available => Err(format!(
-            "{what} needs {} of memory, and {} are available; use fewer ranks or fewer rows",
+            "{what} needs {} of memory, and {} are available; {instead}",
             crate::report::bytes(bytes as u64),
             crate::report::bytes(available)
         )),
         (None, _) => Err(format!(
-            "{what} needs more memory than a machine can address; use fewer ranks or fewer rows"
+            "{what} needs more memory than a workspace can have; {instead}"
         )),
         _ => Ok(()),
     }

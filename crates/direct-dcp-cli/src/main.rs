@@ -121,9 +121,18 @@ fn refuse(error: &clap::Error) -> ExitCode {
     // What follows is how to use it, which --help tells better.
     let message = text.split("\n\nUsage").next().unwrap_or_default();
     let message = message.split("\n\nFor more").next().unwrap_or_default();
-    let words: Vec<&str> = message.split_whitespace().collect();
-    let message = words.join(" ");
-    complain(message.strip_prefix("error: ").unwrap_or(&message), 2)
+    let mut line = String::new();
+    for part in message
+        .lines()
+        .map(str::trim)
+        .filter(|part| !part.is_empty())
+    {
+        if !line.is_empty() {
+            line.push_str(if line.ends_with(':') { " " } else { "; " });
+        }
+        line.push_str(part);
+    }
+    complain(line.strip_prefix("error: ").unwrap_or(&line), 2)
 }
 
 fn complain(message: &str, status: u8) -> ExitCode {

@@ -49,7 +49,7 @@ impl Output {
             .prefix(".direct-dcp-")
             .permissions(Permissions::from_mode(0o666))
             .tempfile_in(dir)
-            .map_err(|error| fail(&format!("cannot write in its directory: {}", why(&error))))?;
+            .map_err(|error| fail(&format!("cannot write in its directory: {}", plain(&error))))?;
         let mut output = Output {
             path: target,
             file: BufWriter::new(file),
@@ -93,11 +93,6 @@ impl Output {
     fn fail(&self, why: &str) -> Error {
         Error::Failed(format!("output {}: {why}", self.path.display()))
     }
-}
-
-/// The system's words, without the name of the temporary file that it adds.
-fn why(error: &std::io::Error) -> String {
-    error.kind().to_string()
 }
 
 fn header(tensor: &Tensor) -> Vec<u8> {

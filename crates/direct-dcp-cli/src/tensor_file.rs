@@ -221,3 +221,83 @@ pub(crate) fn same_file(a: &Path, b: &Path) -> bool {
         _ => a.as_os_str().as_bytes() == b.as_os_str().as_bytes(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Tensor;
+    use crate::error::Error;
+    use proptest::prelude::*;
+    use proptest::sample::{Index, select};
+    use std::io::Write;
+
+    /// What `open` makes of a file with these bytes.
+    fn open(bytes: &[u8]) -> Result<Tensor, Error> {
+        let mut file = tempfile::NamedTempFile::new().map_err(Error::io("temporary file"))?;
+        file.write_all(bytes).map_err(Error::io("temporary file"))?;
+        Tensor::open(file.path(), "kv")
+    }
+
+    fn file(header: &str, data: usize) -> Vec<u8> {
+        let mut file = (header.len() as u64).to_le_bytes().to_vec();
+        file.extend(header.as_bytes());
+        file.resize(file.len() + data, 7);
+        file
+    }
+
+    proptest! {
+        /// Whatever a header says: no panic, and what is accepted lies in the file.
+        #[test]
+        fn a_changed_file_is_refused_or_consistent(
+            changes in prop::collection::vec((any::<Index>(), any::<u8>()), 0..4),
+            cut in any::<Index>(),
+            cuts in any::<bool>(),
+        ) {
+            let header = r#"{"kv":{"dtype":"F16","shape":[4,3],"data_offsets":[0,24]}}"#;
+            let mut bytes = file(header, 24);
+            for (at, byte) in changes {
+                let at = at.index(bytes.len());
+                bytes[at] = byte;
+            }
+            if cuts {
+                bytes.truncate(cut.index(bytes.len()));
+            }
+            if let Ok(tensor) = open(&bytes) {
+                prop_assert_eq!(tensor.format().row_bytes(), tensor.data.row_bytes());
+                let end = tensor.data.offset + tensor.bytes() as u64;
+                prop_assert!(end <= bytes.len() as u64);
+            }
+        }
+
+        #[test]
+        fn odd_numbers_are_refused_or_consistent(
+            shape in prop::collection::vec(number(), 0..4),
+            begin in number(),
+            end in number(),
+            data in 0_usize..64,
+        ) {
+            let header = format!(
+                r#"{{"kv":{{"dtype":"F16","shape":{shape:?},"data_offsets":[{begin},{end}]}}}}"#
+            );
+            if let Ok(tensor) = open(&file(&header, data)) {
+                prop_assert_eq!(tensor.bytes(), data);
+                prop_assert_eq!(shape, [tensor.rows as u64, tensor.dim as u64]);
+            }
+        }
+    }
+
+    fn number() -> impl Strategy<Value = u64> {
+        prop_oneof![
+            0_u64..9,
+            select(vec![
+                u64::MAX,
+                u64::MAX - 1,
+                1 << 63,
+                (1 << 61) - 1,
+                1 << 32,
+                12,
+                16,
+                24
+            ]),
+        ]
+    }
+}

@@ -148,7 +148,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Error> {
         loops: args.loops,
         check: args.check == 1,
     };
-    machine::check_memory(task.memory(args.ranks), "this benchmark")?;
+    let instead = "use fewer ranks, or fewer or shorter rows";
+    machine::check_memory(task.memory(args.ranks), "this benchmark", instead)?;
 
     let progress = progress(task.cases() as u64);
     let printer = Printer::new(args, &task);

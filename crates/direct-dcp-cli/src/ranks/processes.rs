@@ -174,13 +174,11 @@ fn watch(
 /// How a rank ended that did not say why.
 fn died(status: ExitStatus) -> RankError {
     let how = match (status.signal(), status.code()) {
-        (Some(9), _) => {
-            "was killed by signal 9; if nobody did, the system was out of memory".into()
-        }
-        (Some(signal), _) => format!("was killed by signal {signal}"),
-        (None, code) => format!("ended without a result, exit status {}", code.unwrap_or(-1)),
+        (Some(9), _) => "killed by signal 9; if nobody did, the system ran out of memory".into(),
+        (Some(signal), _) => format!("killed by signal {signal}"),
+        (None, code) => format!("gone without a result, exit status {}", code.unwrap_or(-1)),
     };
-    how.into()
+    format!("its process was {how}").into()
 }
 
 /// The ranks that were started. None is left when this is dropped.

@@ -41,7 +41,7 @@ pub(super) fn run(
                     sent.map_err(|_| RankError::from(String::from("nobody listens any more")))
                 };
                 let ended = catch_unwind(AssertUnwindSafe(|| task.run(group, &mut emit)))
-                    .unwrap_or_else(|_| Err(String::from("panicked; this is a bug").into()));
+                    .unwrap_or_else(|_| Err(String::from("it panicked; this is a bug").into()));
                 // Only if the receiver has gone, which outlives this thread.
                 let _ = sender.send(Event::Ended(rank, ended));
             };

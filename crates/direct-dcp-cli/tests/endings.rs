@@ -1,0 +1,226 @@
+//! However a run ends, it says why, and leaves no process and no file behind.
+
+mod common;
+
+use common::{Ended, command, example, finish, listing, run, until};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::Child;
+use tempfile::{TempDir, tempdir};
+
+/// A gather that takes longer than any test.
+struct LongRun {
+    child: Child,
+    /// Where it makes its temporary files.
+    temporary: TempDir,
+    outputs: TempDir,
+}
+
+impl LongRun {
+    fn start(backend: &str) -> LongRun {
+        let (temporary, outputs) = (tempdir().unwrap(), tempdir().unwrap());
+        let child = command()
+            .env("TMPDIR", temporary.path())
+            .arg("gather")
+            .arg(example())
+            .args([
+                "--ranks",
+                "3",
+                "--iterations",
+                "1000000",
+                "--backend",
+                backend,
+            ])
+            .arg("--output")
+            .arg(outputs.path().join("out"))
+            .spawn()
+            .unwrap();
+        LongRun {
+            child,
+            temporary,
+            outputs,
+        }
+    }
+
+    fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn ranks(&self) -> Vec<u32> {
+        children(self.pid())
+    }
+
+    /// Its ranks, once they are at work.
+    fn ranks_at_work(&self) -> Vec<u32> {
+        until("three ranks at work", || {
+            let ranks = self.ranks();
+            ranks.len() == 3 && ranks.iter().all(|&rank| maps_workspace(rank))
+        });
+        self.ranks()
+    }
+
+    /// How it ended, if nothing is left of it.
+    fn end(self) -> Ended {
+        let ended = finish(self.child);
+        assert!(listing(self.temporary.path()).is_empty());
+        assert!(listing(self.outputs.path()).is_empty());
+        ended
+    }
+}
+
+fn signal(pid: u32, signal: Signal) {
+    kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
+}
+
+/// State and parent of a process.
+fn stat(pid: u32) -> Option<(char, u32)> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name before it may hold anything.
+    let mut fields = text.rsplit_once(')')?.1.split_whitespace();
+    let state = fields.next()?.chars().next()?;
+    Some((state, fields.next()?.parse().ok()?))
+}
+
+fn children(parent: u32) -> Vec<u32> {
+    listing(Path::new("/proc"))
+        .iter()
+        .filter_map(|name| name.parse().ok())
+        .filter(|&pid| stat(pid).is_some_and(|(state, of)| of == parent && state != 'Z'))
+        .collect()
+}
+
+fn maps_workspace(pid: u32) -> bool {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps"));
+    maps.is_ok_and(|maps| maps.contains("direct-dcp workspace"))
+}
+
+fn gone(pid: u32) -> bool {
+    // Whoever inherits an orphan may not be quick to notice its end.
+    stat(pid).is_none_or(|(state, _)| state == 'Z')
+}
+
+#[test]
+fn a_rank_that_is_killed_is_named() {
+    let run = LongRun::start("processes");
+    let ranks = run.ranks_at_work();
+    signal(ranks[1], Signal::KILL);
+    let ended = run.end();
+    assert_eq!(ended.status.code(), Some(1), "{ended:?}");
+    assert_eq!(ended.stderr.lines().count(), 1, "{ended:?}");
+    assert!(ended.stderr.starts_with("error: rank "), "{ended:?}");
+    assert!(ended.stderr.contains("was killed by signal 9"), "{ended:?}");
+    assert!(ranks.iter().all(|&rank| gone(rank)));
+}
+
+#[test]
+fn no_rank_outlives_the_program() {
+    let mut run = LongRun::start("processes");
+    let ranks = run.ranks_at_work();
+    signal(run.pid(), Signal::KILL);
+    run.child.wait().unwrap();
+    until("gone", || ranks.iter().all(|&rank| gone(rank)));
+}
+
+#[test]
+fn signals_end_everything() {
+    for (backend, number) in [
+        ("processes", Signal::INT),
+        ("processes", Signal::TERM),
+        ("threads", Signal::INT),
+        ("threads", Signal::HUP),
+    ] {
+        let run = LongRun::start(backend);
+        let ranks = if backend == "processes" {
+            run.ranks_at_work()
+        } else {
+            until("at work", || maps_workspace(run.pid()));
+            Vec::new()
+        };
+        signal(run.pid(), number);
+        let ended = run.end();
+        assert_eq!(ended.status.signal(), Some(number.as_raw()), "{ended:?}");
+        assert!(
+            ended.stderr.is_empty() && ended.stdout.is_empty(),
+            "{ended:?}"
+        );
+        assert!(ranks.iter().all(|&rank| gone(rank)));
+    }
+}
+
+#[test]
+fn without_room_for_the_ranks_to_meet() {
+    let file = example();
+    let mut command = command();
+    command
+        .env("TMPDIR", "/no/such/directory")
+        .arg("gather")
+        .arg(file);
+    let ended = finish(command.args(["--backend", "processes"]).spawn().unwrap());
+    assert_eq!(ended.status.code(), Some(1), "{ended:?}");
+    assert_eq!(ended.stderr.lines().count(), 1, "{ended:?}");
+    assert!(ended.stderr.contains("no such file"), "{ended:?}");
+}
+
+#[test]
+fn the_doctor_finds_both_kinds_of_group() {
+    let document: Value =
+        serde_json::from_str(&run(&["doctor", "--format", "json"]).success()).unwrap();
+    assert_eq!(document["works"], true);
+    let checks = document["checks"].as_array().unwrap();
+    for what in [
+        "processors",
+        "memory",
+        "descriptors",
+        "confinement",
+        "threads",
+        "processes",
+    ] {
+        assert!(
+            checks.iter().any(|check| check["what"] == what),
+            "{what}: {document}"
+        );
+    }
+    let text = run(&["doctor"]).success();
+    assert!(
+        text.contains("a group takes shared-slot unless told otherwise"),
+        "{text}"
+    );
+
+    // A group that cannot come up is reported, not fatal to the rest of the report.
+    let mut command = command();
+    let ended = finish(
+        command
+            .env("TMPDIR", "/no/such")
+            .arg("doctor")
+            .spawn()
+            .unwrap(),
+    );
+    assert_eq!(ended.status.code(), Some(1), "{ended:?}");
+    assert!(ended.stdout.contains("processes     FAILED"), "{ended:?}");
+    assert!(ended.stdout.contains("set TMPDIR"), "{ended:?}");
+}
+
+#[test]
+fn help_shows_examples_and_no_inner_parts() {
+    for args in [
+        &["--help"][..],
+        &["gather", "--help"],
+        &["bench", "--help"],
+        &["doctor", "--help"],
+    ] {
+        assert!(run(args).success().contains("Example"), "{args:?}");
+    }
+    let help = run(&["--help"]).success();
+    assert!(!help.contains("rank "), "{help}");
+    assert!(run(&["--version"]).success().starts_with("direct-dcp "));
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(
+            run(&["completions", shell])
+                .success()
+                .contains("interleave")
+        );
+    }
+}
