@@ -24,11 +24,12 @@ const SYSTEM: [&str; 14] = [
 ];
 
 /// Hosts that documents may point to.
-const HOSTS: [&str; 4] = [
+const HOSTS: [&str; 5] = [
     "www.apache.org",
     "docs.nvidia.com",
     "github.com",
     "doc.rust-lang.org",
+    "huggingface.co",
 ];
 
 const UNFINISHED: [&str; 4] = [
