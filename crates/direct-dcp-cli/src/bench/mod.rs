@@ -19,7 +19,7 @@ use crate::error::Error;
 use crate::ranks::{self, Backend, Message, WayChoice};
 use crate::report::{self, Table, micros};
 use crate::{args, machine};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
 use measure::{Mode, Row};
 use serde_json::json;
 use std::io::IsTerminal;
@@ -208,7 +208,8 @@ fn progress(cases: u64) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
-    let bar = ProgressBar::new(cases);
+    // Whatever ends the run, an error message must not follow a bar.
+    let bar = ProgressBar::new(cases).with_finish(ProgressFinish::AndClear);
     if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed}") {
         bar.set_style(style);
     }
