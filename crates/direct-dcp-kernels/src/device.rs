@@ -13,8 +13,28 @@ pub const UNICAST_PTX: &str = include_str!("../ptx/unicast.ptx");
 #[cfg(not(target_arch = "nvptx64"))]
 pub const MULTICAST_PTX: &str = include_str!("../ptx/multicast.ptx");
 
-/// The kernel of either module; its one parameter is [`Arguments`].
-pub const GATHER_ENTRY: &str = "direct_dcp_gather";
+/// The gather kernels: bytes that every access moves, whether the launch ends with a copy, name.
+/// Their one parameter is [`Arguments`]. The multicast module has only those of 16 bytes.
+pub const GATHER_ENTRIES: [(u32, bool, &str); 10] = [
+    (16, false, "direct_dcp_gather_16"),
+    (8, false, "direct_dcp_gather_8"),
+    (4, false, "direct_dcp_gather_4"),
+    (2, false, "direct_dcp_gather_2"),
+    (1, false, "direct_dcp_gather_1"),
+    (16, true, "direct_dcp_gather_into_16"),
+    (8, true, "direct_dcp_gather_into_8"),
+    (4, true, "direct_dcp_gather_into_4"),
+    (2, true, "direct_dcp_gather_into_2"),
+    (1, true, "direct_dcp_gather_into_1"),
+];
+
+/// The three kernels of the staged algorithm, in the unicast module, for comparison: advance the
+/// epoch; store, publish and wait; copy out. Their one parameter is [`Arguments`].
+pub const STAGED_ENTRIES: [&str; 3] = [
+    "direct_dcp_staged_advance",
+    "direct_dcp_staged_publish",
+    "direct_dcp_staged_copy",
+];
 
 /// Where one receiver's memory lies, for one ubatch: an entry of [`Arguments::receivers`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +95,8 @@ pub struct Status {
 pub struct Arguments {
     /// This rank's rows.
     pub local: u64,
-    /// The output, or 0 where the caller reads the slot.
+    /// The output, or 0 where the caller reads the slot. Addresses and sizes are multiples of the
+    /// kernel's access.
     pub out: u64,
     /// `[receiver_count]` receivers in device memory: one that reaches all ranks, or one a rank.
     pub receivers: u64,
@@ -102,8 +123,6 @@ pub struct Arguments {
     pub slots: u32,
     /// Receivers of rows and signals: 1 or `world_size`.
     pub receiver_count: u32,
-    /// Bytes that every access moves: 16, 8, 4, 2 or 1, dividing all addresses and sizes.
-    pub width: u32,
     /// Not 0 where rows stay with their rank, and the others read them there.
     pub pull: u32,
     /// Not 0 where the rows are in place before the launch, by copies of the host's.

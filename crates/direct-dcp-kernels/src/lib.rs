@@ -22,14 +22,14 @@
 
 pub mod device;
 mod machine;
-mod part;
 pub mod protocol;
 #[cfg(target_arch = "nvptx64")]
 mod ptx;
+mod rotation;
 
 #[cfg(feature = "host")]
 pub mod host;
 
 #[doc(inline)]
 pub use machine::{Call, Fault, FaultCode, Interrupt, Machine, Shape};
-pub use part::{Part, part, rotated};
+pub use rotation::rotated;

@@ -20,6 +20,7 @@ pub struct Shape {
 impl Shape {
     /// Bytes of the slice.
     #[must_use]
+    #[inline(always)]
     pub fn bytes(&self) -> u64 {
         u64::from(self.rows) * u64::from(self.row_bytes)
     }
@@ -71,6 +72,7 @@ pub enum FaultCode {
     Ahead = 7,
 }
 
+#[cfg(not(target_arch = "nvptx64"))]
 impl FaultCode {
     /// The code that a status word holds. A word that no kernel writes counts as
     /// [`PeerLost`](FaultCode::PeerLost): whatever happened, this generation is over.
@@ -108,6 +110,9 @@ pub struct Fault {
 ///
 /// Everything here may be called by every thread of a block, except where it says *leader*.
 pub trait Machine {
+    /// Polls of a signal between two looks at the clock.
+    const POLLS_PER_LOOK: u32;
+
     /// This block, below [`blocks`](Machine::blocks).
     fn block(&self) -> u32;
     /// Blocks of the launch.
@@ -142,13 +147,15 @@ pub trait Machine {
     /// *Leader of the last block.* Makes the count ready for the next launch.
     fn reset_arrivals(&self);
 
-    /// Stores bytes `from .. from + len` of the local slice into `slot` of every receiver, at the
-    /// place of this rank. The threads of a block share the work.
-    fn store(&self, slot: u32, from: u64, len: u64);
-    /// Copies bytes `from .. from + len` of the slice of `source` to its place in the output,
-    /// from `slot`, or, for this rank itself, from the local slice. The threads of a block share
-    /// the work.
-    fn take(&self, slot: u32, source: u32, from: u64, len: u64);
+    /// Stores this block's share of the local slice into a slot of every receiver, at the place of
+    /// this rank. The blocks' shares make up the slice; the threads of a block share its work.
+    ///
+    /// `slot` says which slot, or that nothing is to be stored; it may be asked after the first
+    /// reads are under way, and its answer is returned.
+    fn store(&self, slot: impl FnOnce() -> Option<u32>) -> Option<u32>;
+    /// Copies this block's share of the slice of `source` to its place in the output, from `slot`,
+    /// or, for this rank itself, from the local slice.
+    fn take(&self, slot: u32, source: u32);
 
     /// Places that signals are stored to.
     fn receivers(&self) -> NonZeroU32;
@@ -164,7 +171,7 @@ pub trait Machine {
 
     /// Nanoseconds of a clock that never goes back.
     fn now(&self) -> u64;
-    /// Lets time pass until the signal of `source` may have changed from `seen`, `left`
+    /// Lets time pass until the signal of `source` may have changed from `seen`, for `left`
     /// nanoseconds at most; `polls` counts the calls for this source.
     ///
     /// # Errors

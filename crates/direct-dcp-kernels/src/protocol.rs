@@ -10,14 +10,18 @@
 //! 5. its leader records `epoch = e` (`SYNC: advance`);
 //! 6. where the caller wants a copy, every block copies its part of each slice out of the slot.
 //!
+//! Everything here is inlined into the kernel that calls it: on a GPU a call that is not would put
+//! its arguments into local memory.
+//!
 //! A launch with a copy has every block wait for step 5, so all its blocks must be running at
 //! once; without one only the last block ever waits.
 
 use crate::machine::{Call, Fault, FaultCode, Interrupt, Machine};
-use crate::part::{Part, part, rotated};
+use crate::rotation::rotated;
 
 /// The slot of call `epoch`, from the 64-bit epoch: the 32 published bits wrap, the slots do not.
 #[must_use]
+#[inline(always)]
 pub fn slot_of(epoch: u64, slots: core::num::NonZeroU32) -> u32 {
     // Less than `slots`, so it fits.
     (epoch % core::num::NonZeroU64::from(slots)) as u32
@@ -25,24 +29,22 @@ pub fn slot_of(epoch: u64, slots: core::num::NonZeroU32) -> u32 {
 
 /// Performs one gather. A fault is recorded with [`Machine::fail`], poisons the generation and
 /// leaves the epoch as it was.
+#[inline(always)]
 pub fn gather<M: Machine>(machine: &M, call: &Call) {
     // Both are written only by the last block, after every block of the launch has arrived and so
     // has read them: all blocks of a launch see the same.
-    if machine.poisoned() {
-        return;
-    }
+    let poisoned = machine.poisoned();
     let epoch = machine.epoch().wrapping_add(1);
-    let slot = slot_of(epoch, call.slots);
-    let mine = part(call.shape.bytes(), machine.block(), machine.blocks());
 
-    machine.store(slot, mine.start, mine.len);
+    let slot = machine.store(|| (!poisoned).then(|| slot_of(epoch, call.slots)));
+    let Some(slot) = slot else { return };
     let last = arrive(machine);
     if last {
         publish(machine, call, slot, epoch);
     }
     if call.copy_out {
         // Our own rows need no peer: copy them while the peers' rows are on their way.
-        machine.take(slot, call.rank, mine.start, mine.len);
+        machine.take(slot, call.rank);
     }
     let whole = if last {
         settle(machine, call, slot, epoch)
@@ -50,13 +52,21 @@ pub fn gather<M: Machine>(machine: &M, call: &Call) {
         call.copy_out && follow(machine, epoch)
     };
     if call.copy_out && whole {
-        take_peers(machine, call, slot, mine);
+        // The last step of the rotation is this rank itself, which has its rows already.
+        for step in 0..call.world_size.get() - 1 {
+            machine.take(slot, rotated(call.rank, step, call.world_size));
+        }
     }
 }
 
 /// Counts the block in, and tells all its threads whether it is the last one.
+#[inline(always)]
 fn arrive<M: Machine>(machine: &M) -> bool {
     machine.barrier();
+    if machine.blocks().get() == 1 {
+        // Nobody else stores: the barrier ordered everything.
+        return true;
+    }
     // SYNC: arrive. The count releases the block's stores and acquires those of the blocks that
     // arrived earlier, so the last block publishes for all of them.
     let last = machine.thread() == 0 && machine.arrive().wrapping_add(1) == machine.blocks().get();
@@ -67,6 +77,7 @@ fn arrive<M: Machine>(machine: &M) -> bool {
 }
 
 /// The sources or receivers that this thread handles, in rotated order.
+#[inline(always)]
 fn mine<M: Machine>(
     machine: &M,
     rank: u32,
@@ -78,6 +89,7 @@ fn mine<M: Machine>(
         .map(move |step| rotated(rank, step, count))
 }
 
+#[inline(always)]
 fn publish<M: Machine>(machine: &M, call: &Call, slot: u32, epoch: u64) {
     for receiver in mine(machine, call.rank, machine.receivers()) {
         // SYNC: publish. The low 32 bits suffice: a slot only ever holds e or e - S.
@@ -86,11 +98,12 @@ fn publish<M: Machine>(machine: &M, call: &Call, slot: u32, epoch: u64) {
 }
 
 /// Waits for every source, then completes the call, or records why it cannot and says no.
+#[inline(always)]
 fn settle<M: Machine>(machine: &M, call: &Call, slot: u32, epoch: u64) -> bool {
-    let started = machine.now();
+    let mut started = None;
     let mut failed = false;
     for source in mine(machine, call.rank, call.world_size) {
-        if let Err(fault) = wait_for(machine, call, source, slot, epoch, started) {
+        if let Err(fault) = wait_for(machine, call, source, slot, epoch, &mut started) {
             machine.fail(fault);
             failed = true;
             // After a timeout, the deadline has passed for the other sources too: one look at
@@ -121,17 +134,19 @@ fn settle<M: Machine>(machine: &M, call: &Call, slot: u32, epoch: u64) -> bool {
             whole = true;
         }
     }
-    machine.any(whole)
+    // Only a copy goes on from here.
+    call.copy_out && machine.any(whole)
 }
 
 /// Waits until `source` has published `epoch`, and compares its shape with ours.
+#[inline(always)]
 fn wait_for<M: Machine>(
     machine: &M,
     call: &Call,
     source: u32,
     slot: u32,
     epoch: u64,
-    started: u64,
+    started: &mut Option<u64>,
 ) -> Result<(), Fault> {
     let fault = |code, ours, theirs| Fault {
         code,
@@ -161,8 +176,14 @@ fn wait_for<M: Machine>(
         if let Some(code) = given_up {
             return Err(fault(code, 0, 0));
         }
-        let waited = machine.now().saturating_sub(started);
-        let left = call.timeout.saturating_sub(waited);
+        // The clock starts at the first look at it: most waits end before.
+        let left = if polls % M::POLLS_PER_LOOK == M::POLLS_PER_LOOK - 1 {
+            let now = machine.now();
+            let waited = now.saturating_sub(*started.get_or_insert(now));
+            call.timeout.saturating_sub(waited)
+        } else {
+            u64::MAX
+        };
         given_up = if left == 0 {
             Some(FaultCode::Timeout)
         } else {
@@ -193,6 +214,7 @@ fn wait_for<M: Machine>(
 }
 
 /// Waits, as a block that was not the last, until the last one has completed the call or failed.
+#[inline(always)]
 fn follow<M: Machine>(machine: &M, epoch: u64) -> bool {
     let mut whole = false;
     if machine.thread() == 0 {
@@ -208,16 +230,4 @@ fn follow<M: Machine>(machine: &M, epoch: u64) -> bool {
         }
     }
     machine.any(whole)
-}
-
-fn take_peers<M: Machine>(machine: &M, call: &Call, slot: u32, mine: Part) {
-    // The last step of the rotation is this rank itself, which has its rows already.
-    for step in 0..call.world_size.get() - 1 {
-        machine.take(
-            slot,
-            rotated(call.rank, step, call.world_size),
-            mine.start,
-            mine.len,
-        );
-    }
 }

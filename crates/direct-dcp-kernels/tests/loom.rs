@@ -25,11 +25,10 @@ use loom::sync::{Arc, Condvar, Mutex};
 const RANKS: u32 = 2;
 const BLOCKS: u32 = 2;
 const PREEMPTIONS: usize = 1;
-/// `part` splits slices in granules of 4,096 bytes: one cell for each block's part.
-const PART: u64 = 4096;
+/// A row, and a cell, for each block.
 const SHAPE: Shape = Shape {
     rows: BLOCKS,
-    row_bytes: PART as u32,
+    row_bytes: 8,
     digest: 7,
 };
 
@@ -247,6 +246,7 @@ impl Block {
 }
 
 impl Machine for Block {
+    const POLLS_PER_LOOK: u32 = 1;
     fn block(&self) -> u32 {
         self.block
     }
@@ -297,17 +297,17 @@ impl Machine for Block {
             self.me().arrivals.store(0, Ordering::Relaxed);
         }
     }
-    fn store(&self, slot: u32, from: u64, len: u64) {
-        assert_eq!((from, len), (u64::from(self.block) * PART, PART));
+    fn store(&self, slot: impl FnOnce() -> Option<u32>) -> Option<u32> {
+        let slot = slot()?;
         let at = ((slot * RANKS + self.rank) * BLOCKS + self.block) as usize;
         let epoch = self.call.get();
         for region in &self.world.regions {
             // SAFETY: loom checks that nobody else accesses the cell.
             region.rows[at].with_mut(|cell| unsafe { *cell = value(self.rank, self.block, epoch) });
         }
+        Some(slot)
     }
-    fn take(&self, slot: u32, source: u32, from: u64, len: u64) {
-        assert_eq!((from, len), (u64::from(self.block) * PART, PART));
+    fn take(&self, slot: u32, source: u32) {
         let at = ((slot * RANKS + source) * BLOCKS + self.block) as usize;
         // SAFETY: loom checks that no store is concurrent.
         let rows = self.own().rows[at].with(|cell| unsafe { *cell });

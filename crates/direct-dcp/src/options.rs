@@ -29,6 +29,9 @@ pub enum Way {
     /// GPU. Rows are pushed by the copy engines, which leaves the multiprocessors to others.
     /// Cannot be captured into a graph.
     CopyEngine,
+    /// GPU. The algorithm that the others replace: rows are pushed, published and copied out of
+    /// staging by three launches. For comparison only, never chosen by a group.
+    Staged,
 }
 
 impl Way {
@@ -36,7 +39,13 @@ impl Way {
     pub const CPU: [Way; 3] = [Way::SharedSlot, Way::Push, Way::Pull];
 
     /// The ways between GPU ranks.
-    pub const CUDA: [Way; 4] = [Way::Multicast, Way::Push, Way::Pull, Way::CopyEngine];
+    pub const CUDA: [Way; 5] = [
+        Way::Multicast,
+        Way::Push,
+        Way::Pull,
+        Way::CopyEngine,
+        Way::Staged,
+    ];
 }
 
 impl fmt::Display for Way {
@@ -47,6 +56,7 @@ impl fmt::Display for Way {
             Way::Push => "push",
             Way::Pull => "pull",
             Way::CopyEngine => "copy-engine",
+            Way::Staged => "staged",
         })
     }
 }
@@ -151,7 +161,7 @@ impl WorkspaceOptions {
             None | Some(Way::SharedSlot) => HostWay::Shared,
             Some(Way::Push) => HostWay::Push,
             Some(Way::Pull) => HostWay::Pull,
-            Some(way @ (Way::Multicast | Way::CopyEngine)) => {
+            Some(way @ (Way::Multicast | Way::CopyEngine | Way::Staged)) => {
                 return Err(WorkspaceError::Unsupported {
                     capability: way.to_string(),
                     reason: "the ranks are on CPUs".into(),

@@ -2,16 +2,19 @@
 
 use std::sync::Arc;
 
-use direct_dcp_kernels::device::{GATHER_ENTRY, MULTICAST_PTX, UNICAST_PTX};
+use direct_dcp_kernels::device::{GATHER_ENTRIES, MULTICAST_PTX, STAGED_ENTRIES, UNICAST_PTX};
 
 use crate::context::Context;
 use crate::device::DeviceAttribute;
 use crate::error::Result;
-use crate::function::Function;
+use crate::function::{Function, LaunchShape};
 use crate::module::Module;
 
-/// Threads of a block.
-pub(super) const THREADS: u32 = 512;
+/// Threads of a block at most.
+const THREADS: u32 = 256;
+
+/// Accesses that each thread of the kernels has in flight.
+const BATCH: u64 = 4;
 
 /// How the kernel's stores reach the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,11 +25,14 @@ pub enum Transport {
     Multicast,
 }
 
-/// The gather kernel of one context.
+/// The gather kernels of one context.
 #[derive(Clone, Debug)]
 pub struct Kernel {
-    pub(super) function: Function,
     pub(super) transport: Transport,
+    module: Arc<Module>,
+    functions: Vec<(u32, bool, Function)>,
+    /// The staged algorithm's launches: advance, publish, copy.
+    staged: Option<[Function; 3]>,
     resident_blocks: u32,
 }
 
@@ -37,18 +43,42 @@ impl Kernel {
     /// [`CudaError::Jit`](crate::CudaError::Jit) where the device or the driver is too old for it,
     /// else the driver's.
     pub fn load(context: &Context, transport: Transport) -> Result<Self> {
-        let text = match transport {
-            Transport::Unicast => UNICAST_PTX,
-            Transport::Multicast => MULTICAST_PTX,
+        let (text, widths) = match transport {
+            Transport::Unicast => (UNICAST_PTX, 1..=16),
+            Transport::Multicast => (MULTICAST_PTX, 16..=16),
         };
-        let function = Module::load_ptx(context, text)?.function(GATHER_ENTRY)?;
-        let each = function.max_active_blocks_per_multiprocessor(THREADS, 0)?;
+        let module = Module::load_ptx(context, text)?;
+        let functions = GATHER_ENTRIES
+            .into_iter()
+            .filter(|(width, _, _)| widths.contains(width))
+            .map(|(width, copy_out, name)| Ok((width, copy_out, module.function(name)?)))
+            .collect::<Result<Vec<_>>>()?;
+        let staged = match transport {
+            Transport::Unicast => {
+                let [advance, publish, copy] = STAGED_ENTRIES;
+                Some([
+                    module.function(advance)?,
+                    module.function(publish)?,
+                    module.function(copy)?,
+                ])
+            }
+            Transport::Multicast => None,
+        };
+        let mut each = u32::MAX;
+        for (_, copy_out, function) in &functions {
+            // Only a launch that copies out has all its blocks wait.
+            if *copy_out {
+                each = each.min(function.max_active_blocks_per_multiprocessor(THREADS, 0)?);
+            }
+        }
         let multiprocessors = context
             .device()
             .attribute(DeviceAttribute::MultiprocessorCount)?;
         Ok(Kernel {
-            function,
             transport,
+            module,
+            functions,
+            staged,
             resident_blocks: each.saturating_mul(multiprocessors.unsigned_abs()).max(1),
         })
     }
@@ -62,12 +92,48 @@ impl Kernel {
     /// The context it is loaded into.
     #[must_use]
     pub fn context(&self) -> &Context {
-        self.function.module().context()
+        self.module.context()
     }
 
-    /// The module, which lives as long as the kernel.
-    #[must_use]
-    pub fn module(&self) -> &Arc<Module> {
-        self.function.module()
+    /// The kernel for accesses of `width` bytes; of a width that the module does not have, none.
+    pub(super) fn function(&self, width: u32, copy_out: bool) -> Option<&Function> {
+        let is_it = |entry: &&(u32, bool, Function)| (entry.0, entry.1) == (width, copy_out);
+        self.functions
+            .iter()
+            .find(is_it)
+            .map(|(_, _, function)| function)
+    }
+
+    /// The launches of the staged algorithm, each with its shape, for slices of `bytes` of
+    /// `world_size` ranks, with the limits that its authors chose.
+    pub(super) fn staged(
+        &self,
+        bytes: u64,
+        world_size: u32,
+    ) -> Option<[(&Function, LaunchShape); 3]> {
+        const THREADS: u32 = 256;
+        let blocks = |bytes: u64, most: u32| {
+            let blocks = bytes.div_ceil(16 * u64::from(THREADS));
+            u32::try_from(blocks).unwrap_or(u32::MAX).clamp(1, most)
+        };
+        let [advance, publish, copy] = self.staged.as_ref()?;
+        let gathered = bytes.saturating_mul(world_size.into());
+        Some([
+            (advance, LaunchShape::linear(1, 1)),
+            (publish, LaunchShape::linear(blocks(bytes, 128), THREADS)),
+            (copy, LaunchShape::linear(blocks(gathered, 1024), THREADS)),
+        ])
+    }
+
+    /// A launch that moves slices of `bytes` by accesses of `width`, with `most` blocks at most.
+    pub(super) fn shape(&self, bytes: u64, width: u32, most: u32) -> LaunchShape {
+        let units = bytes.div_ceil(width.into());
+        let threads = u32::try_from(units).unwrap_or(u32::MAX).clamp(32, THREADS);
+        let threads = threads.next_multiple_of(32);
+        let blocks = units.div_ceil(u64::from(threads) * BATCH);
+        let blocks = u32::try_from(blocks)
+            .unwrap_or(u32::MAX)
+            .clamp(1, most.max(1));
+        LaunchShape::linear(blocks, threads)
     }
 }

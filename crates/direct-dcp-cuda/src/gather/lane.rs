@@ -10,18 +10,15 @@ use std::time::Duration;
 use direct_dcp_kernels::device::{Arguments, Receiver, State, Status};
 use direct_dcp_kernels::{Fault, FaultCode, Shape};
 
-use super::kernel::{Kernel, THREADS, Transport};
+use super::kernel::{Kernel, Transport};
 use super::layout::Layout;
 use super::rows::{DeviceRows, DeviceRowsMut};
 use crate::buffer::DeviceBuffer;
 use crate::error::CudaError;
 use crate::event::Event;
-use crate::function::{LaunchShape, Param};
+use crate::function::{Function, LaunchShape, Param};
 use crate::pinned::PinnedBuffer;
 use crate::stream::Stream;
-
-/// Bytes of a slice for which another block pays: each thread has four accesses in flight.
-const BYTES_PER_BLOCK: u64 = THREADS as u64 * 16 * 4;
 
 /// How a lane is built.
 #[derive(Clone, Debug)]
@@ -36,6 +33,8 @@ pub struct LaneOptions {
     pub pull: bool,
     /// Whether the rows travel by the device's copy engines instead of its multiprocessors.
     pub copy_engine: bool,
+    /// Whether a call is made of the three launches of the algorithm that this replaces.
+    pub staged: bool,
     /// Ranks that share this rank's device, itself counted.
     pub sharing: u32,
     /// The most blocks of a launch, or `None` for as many as pay.
@@ -98,6 +97,8 @@ pub struct Lane {
     host_words: PinnedBuffer,
     /// The mappings that the addresses are in.
     _memory: Vec<Arc<dyn Any + Send + Sync>>,
+    /// Calls that were captured are ordered, before the lane's others and before its end, by
+    /// whoever replays them.
     book: Mutex<Book>,
     holds: Mutex<Holds>,
 }
@@ -332,24 +333,18 @@ impl Lane {
         &self.options
     }
 
-    /// Blocks of a launch that moves slices of `bytes`.
-    #[must_use]
-    pub fn blocks(&self, bytes: u64) -> u32 {
+    /// The most blocks of a launch. All blocks of one that copies out wait, so all must be
+    /// resident, beside those of the ranks that share the device.
+    fn most_blocks(&self) -> u32 {
         if self.options.copy_engine {
             return 1;
         }
-        // All blocks of a launch that copies out wait, so all must be resident, beside those of
-        // the ranks that share the device.
         let resident = self.kernel.resident_blocks() / self.options.sharing.max(1);
-        let most = self
-            .options
+        self.options
             .max_blocks
             .unwrap_or(u32::MAX)
             .min(resident)
-            .max(1);
-        u32::try_from(bytes.div_ceil(BYTES_PER_BLOCK))
-            .unwrap_or(u32::MAX)
-            .clamp(1, most)
+            .max(1)
     }
 
     fn interrupt(&self, word: usize) {
@@ -423,15 +418,12 @@ impl Lane {
         if capturing && self.options.copy_engine {
             return Err(LaunchError::Capturing);
         }
-        let width = self.width(shape, local, out)?;
+        let width = Self::width(shape, local, out);
         if !capturing {
             self.follow_up(book, stream)?;
         }
         let copies = self.options.copy_engine;
         let slot = (book.issued + 1) % u64::from(self.options.layout.slots);
-        if copies {
-            self.push_by_copies(stream, shape, local, slot)?;
-        }
         let arguments = Arguments {
             local: local.address(),
             out: out.filter(|_| !copies).map_or(0, DeviceRowsMut::address),
@@ -447,20 +439,21 @@ impl Lane {
             rank: self.options.rank,
             slots: self.options.layout.slots,
             receiver_count: self.receivers.len() as u32,
-            width,
             pull: self.options.pull.into(),
             stored: copies.into(),
             reserved: [0; 3],
         };
-        let launch = LaunchShape::linear(self.blocks(shape.bytes()), THREADS);
-        // SAFETY: the kernel's one parameter is `Arguments`. The memory of the lane lives as long
-        // as the lane, which waits for its last call before it goes; the promises of `DeviceRows`
-        // and `DeviceRowsMut` cover the caller's. `blocks` keeps a waiting grid resident.
-        unsafe {
-            self.kernel
-                .function
-                .launch(launch, stream, &[Param::new(&arguments)])
-        }?;
+        let launches = self.launches(shape, width, out.is_some())?;
+        if copies {
+            self.push_by_copies(stream, shape, local, slot)?;
+        }
+        for (function, launch) in launches {
+            // SAFETY: the kernels' one parameter is `Arguments`. The memory of the lane lives as
+            // long as the lane, which waits for its last call before it goes; the promises of
+            // `DeviceRows` and `DeviceRowsMut` cover the caller's. `most_blocks` keeps a waiting
+            // grid resident.
+            unsafe { function.launch(launch, stream, &[Param::new(&arguments)]) }?;
+        }
         if let Some(out) = out.filter(|_| copies) {
             let from = self.own.rows + slot * self.slot_bytes;
             // SAFETY: the slot holds the gathered rows once the launch before has ended, and the
@@ -477,11 +470,41 @@ impl Lane {
         Ok(capturing)
     }
 
+    /// The launches of one call.
+    fn launches(
+        &self,
+        shape: Shape,
+        width: u32,
+        copy_out: bool,
+    ) -> Result<Vec<(&Function, LaunchShape)>, LaunchError> {
+        let aligned = || LaunchError::Size {
+            what: "alignment of rows and addresses",
+            expected: "16-byte multiples, for this way".into(),
+            got: width.into(),
+        };
+        if self.options.staged {
+            let world_size = self.options.layout.world_size;
+            let staged = self.kernel.staged(shape.bytes(), world_size);
+            let staged = staged.filter(|_| width == 16).ok_or_else(aligned)?;
+            return Ok(staged
+                .into_iter()
+                .take(if copy_out { 3 } else { 2 })
+                .collect());
+        }
+        // What is pulled without an output is copied into this rank's own slot.
+        let copy_out = self.options.pull || copy_out && !self.options.copy_engine;
+        let function = self.kernel.function(width, copy_out).ok_or_else(aligned)?;
+        Ok(vec![(
+            function,
+            self.kernel.shape(shape.bytes(), width, self.most_blocks()),
+        )])
+    }
+
     /// Orders a call after the ones before it, whatever streams they and their readers were on.
     fn follow_up(&self, book: &mut Book, stream: &Stream) -> Result<(), LaunchError> {
         if book.captured {
-            // Replays have moved the epoch: only the device knows how far.
-            self.kernel.context().synchronize()?;
+            // Replays have moved the epoch: only the device knows how far. (Waiting for the whole
+            // context would wait for peers that share it, and they for us.)
             book.issued = self.epoch(stream)?;
             book.captured = false;
         }
@@ -515,22 +538,9 @@ impl Lane {
     }
 
     /// The widest access that divides every address and size of a call.
-    fn width(
-        &self,
-        shape: Shape,
-        local: DeviceRows,
-        out: Option<&DeviceRowsMut>,
-    ) -> Result<u32, LaunchError> {
+    fn width(shape: Shape, local: DeviceRows, out: Option<&DeviceRowsMut>) -> u32 {
         let all = local.address() | out.map_or(0, DeviceRowsMut::address) | shape.bytes();
-        let width = 1 << all.trailing_zeros().min(4);
-        if self.kernel.transport == Transport::Multicast && width != 16 {
-            return Err(LaunchError::Size {
-                what: "alignment of rows and addresses",
-                expected: "16-byte multiples, for multicast".into(),
-                got: width.into(),
-            });
-        }
-        Ok(width)
+        1 << all.trailing_zeros().min(4)
     }
 }
 
@@ -544,9 +554,10 @@ impl fmt::Debug for Lane {
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        // Launches under way use the lane's memory. A failure here is one of theirs, and said
+        // A launch under way uses the lane's memory. A failure here is the launch's, and said
         // already.
-        let _ = self.kernel.context().synchronize();
+        let book = self.book.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let _ = book.last.synchronize();
     }
 }
 
@@ -593,7 +604,7 @@ impl Held {
     /// Releases the slot after what `stream` has to do so far: the next call waits for it.
     ///
     /// # Errors
-    /// The driver's; the slot is released all the same, after everything the device has to do.
+    /// The driver's; the slot is released all the same, and the stream was waited for.
     pub fn release_after(self, stream: &Stream) -> Result<(), CudaError> {
         let context = self.lane.kernel.context();
         let recorded = Event::new(context).and_then(|event| {
@@ -606,7 +617,7 @@ impl Held {
                 Ok(())
             }
             Err(error) => {
-                context.synchronize()?;
+                stream.synchronize()?;
                 Err(error)
             }
         }

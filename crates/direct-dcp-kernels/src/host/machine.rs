@@ -9,9 +9,10 @@ use std::time::Duration;
 use direct_dcp_shm::futex;
 
 use super::lane::{Lane, Report};
+use super::part::{Part, part};
 use super::region::Way;
 use crate::machine::{Call, Fault, FaultCode, Interrupt, Machine, Shape};
-use crate::part::rotated;
+use crate::rotation::rotated;
 
 /// Rows are stored to all receivers in pieces of this many bytes, so that a piece is read from
 /// memory once and from the cache for the other receivers.
@@ -51,6 +52,11 @@ impl Block<'_> {
         self.launch.call.shape.bytes() as usize
     }
 
+    /// This block's share of every slice.
+    fn share(&self) -> Part {
+        part(self.launch.call.shape.bytes(), self.block, self.blocks())
+    }
+
     /// Where the slice of `source` begins in a slot.
     fn place(&self, source: u32) -> usize {
         match self.launch.lane.geometry().way {
@@ -61,6 +67,8 @@ impl Block<'_> {
 }
 
 impl Machine for Block<'_> {
+    const POLLS_PER_LOOK: u32 = 1;
+
     fn block(&self) -> u32 {
         self.block
     }
@@ -123,11 +131,13 @@ impl Machine for Block<'_> {
         self.launch.lane.arrivals.store(0, Ordering::Relaxed);
     }
 
-    fn store(&self, slot: u32, from: u64, len: u64) {
+    fn store(&self, slot: impl FnOnce() -> Option<u32>) -> Option<u32> {
+        let slot = slot()?;
+        let part = self.share();
         let lane = self.launch.lane;
         let place = self.place(self.launch.call.rank);
-        let end = (from + len) as usize;
-        for start in (from as usize..end).step_by(PIECE) {
+        let end = (part.start + part.len) as usize;
+        for start in (part.start as usize..end).step_by(PIECE) {
             let len = PIECE.min(end - start);
             for region in lane.stores_to(self.launch.call.copy_out) {
                 let rows = self.launch.local.wrapping_add(start);
@@ -139,10 +149,12 @@ impl Machine for Block<'_> {
                 unsafe { rows.copy_to_nonoverlapping(to, len) };
             }
         }
+        Some(slot)
     }
 
-    fn take(&self, slot: u32, source: u32, from: u64, len: u64) {
-        let from = from as usize;
+    fn take(&self, slot: u32, source: u32) {
+        let part = self.share();
+        let from = part.start as usize;
         let rows = if source == self.launch.call.rank {
             self.launch.local
         } else {
@@ -161,7 +173,7 @@ impl Machine for Block<'_> {
         // signal was acquired (here or, for another block, before the epoch that we acquired),
         // so its rows are complete, and it stores into this slot again only after our own next
         // publish. Only this block writes this part of `out`, which the caller lent exclusively.
-        unsafe { rows.copy_to_nonoverlapping(out, len as usize) }
+        unsafe { rows.copy_to_nonoverlapping(out, part.len as usize) }
     }
 
     fn receivers(&self) -> NonZeroU32 {

@@ -5,6 +5,7 @@
 
 mod lane;
 mod machine;
+mod part;
 mod region;
 
 pub use lane::{Held, Lane, LaneOptions, LaunchError, Report, Watch};

@@ -178,6 +178,33 @@ pub(super) unsafe fn add_one_acq_rel_gpu(address: u64) -> u32 {
     before
 }
 
+/// Adds 1 without ordering anything, and returns the value before: for the staged algorithm only.
+///
+/// # Safety
+/// `address` is aligned, and that of a word in global memory.
+#[cfg(not(feature = "multicast"))]
+#[inline(always)]
+pub(super) unsafe fn add_one_relaxed_gpu(address: u64) -> u32 {
+    let before: u32;
+    // SAFETY: the caller's.
+    unsafe {
+        asm!(
+            "atom.relaxed.gpu.global.add.u32 {before}, [{address}], 1;",
+            before = out(reg32) before,
+            address = in(reg64) address,
+        );
+    }
+    before
+}
+
+/// The fence of the staged algorithm.
+#[cfg(not(feature = "multicast"))]
+#[inline(always)]
+pub(super) fn fence_sc_sys() {
+    // SAFETY: a fence touches no memory.
+    unsafe { asm!("fence.sc.sys;") }
+}
+
 /// Sets a zero word to 1, acquires and releases within the GPU, and tells whether it was zero.
 ///
 /// # Safety

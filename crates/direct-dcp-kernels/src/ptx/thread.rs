@@ -1,44 +1,47 @@
 //! [`Machine`] for one thread of a GPU.
 
 use core::arch::nvptx::{_block_dim_x, _block_idx_x, _grid_dim_x, _thread_idx_x};
+use core::marker::PhantomData;
 use core::mem::offset_of;
 use core::num::NonZeroU32;
 
 use super::copy::{Job, copy};
-use super::instructions as gpu;
+use super::instructions::{self as gpu, Quad, Unit};
 use crate::device::{Arguments, Receiver, State, Status};
 use crate::machine::{Call, Fault, FaultCode, Interrupt, Machine, Shape};
-use crate::part::rotated;
 use crate::protocol::slot_of;
+use crate::rotation::rotated;
 
-/// Polls of a signal between two looks at the interrupt word, which lies in host memory.
-const LOOK_EVERY: u32 = 64;
 /// Polls after which a waiting thread sleeps between polls, and for how long.
 const BUSY_POLLS: u32 = 1 << 14;
 const SLEEP_NS: u32 = 200;
 
-/// The call that the arguments describe; `None` for sizes that no host of ours passes.
-#[inline(always)]
-pub(super) fn call(arguments: &Arguments) -> Option<Call> {
-    Some(Call {
-        world_size: NonZeroU32::new(arguments.world_size)?,
-        rank: arguments.rank,
-        slots: NonZeroU32::new(arguments.slots)?,
-        shape: arguments.shape,
-        // What is pulled without an output goes to this rank's own slot.
-        copy_out: arguments.out != 0 || arguments.pull != 0,
-        timeout: arguments.timeout,
-    })
-}
-
-pub(super) struct Thread<'a> {
+/// A thread whose accesses are of one unit.
+pub(super) struct Thread<'a, T> {
     arguments: &'a Arguments,
+    unit: PhantomData<T>,
 }
 
-impl<'a> Thread<'a> {
+impl<'a, T: Unit> Thread<'a, T> {
     #[inline(always)]
     pub(super) fn new(arguments: &'a Arguments) -> Self {
-        Thread { arguments }
+        Thread {
+            arguments,
+            unit: PhantomData,
+        }
+    }
+
+    /// The call that the arguments describe; `None` for sizes that no host of ours passes.
+    #[inline(always)]
+    pub(super) fn call(&self, copy_out: bool) -> Option<Call> {
+        Some(Call {
+            world_size: NonZeroU32::new(self.arguments.world_size)?,
+            rank: self.arguments.rank,
+            slots: NonZeroU32::new(self.arguments.slots)?,
+            shape: self.arguments.shape,
+            copy_out,
+            timeout: self.arguments.timeout,
+        })
     }
 
     /// Whether one store reaches all ranks.
@@ -64,16 +67,18 @@ impl<'a> Thread<'a> {
         unsafe { gpu::load_u64(self.arguments.receivers + at) }
     }
 
+    /// A job of this thread, to one place.
     #[inline(always)]
-    fn job(&self, from: u64, len: u64, count: u32, everywhere: bool) -> Job {
-        let (thread, threads) = (self.thread(), self.threads().get());
+    pub(super) fn job(&self) -> Job {
         Job {
-            from,
-            len,
-            thread,
-            threads,
-            count,
-            everywhere,
+            from: 0,
+            len: 0,
+            thread: self.thread(),
+            threads: self.threads().get(),
+            block: self.block(),
+            blocks: self.blocks().get(),
+            count: 1,
+            everywhere: false,
         }
     }
 
@@ -88,7 +93,9 @@ impl<'a> Thread<'a> {
     }
 }
 
-impl Machine for Thread<'_> {
+impl<T: Unit> Machine for Thread<'_, T> {
+    const POLLS_PER_LOOK: u32 = 32;
+
     #[inline(always)]
     fn block(&self) -> u32 {
         // SAFETY: reads a special register.
@@ -142,9 +149,15 @@ impl Machine for Thread<'_> {
         let rows = arguments.own.rows + u64::from(slot_of(epoch, slots)) * arguments.slot_bytes;
         // SAFETY: a word of this rank's state.
         unsafe { gpu::store_u64(self.state(offset_of!(State, rows)), rows) };
+        let word = self.state(offset_of!(State, epoch));
+        if arguments.out == 0 && arguments.pull == 0 {
+            // No other block follows: the end of the launch orders this.
+            // SAFETY: a word of this rank's state.
+            return unsafe { gpu::store_u64(word, epoch) };
+        }
         // SYNC: advance.
         // SAFETY: a word of this rank's state.
-        unsafe { gpu::store_release_gpu_u64(self.state(offset_of!(State, epoch)), epoch) }
+        unsafe { gpu::store_release_gpu_u64(word, epoch) }
     }
 
     #[inline(always)]
@@ -192,36 +205,45 @@ impl Machine for Thread<'_> {
     }
 
     #[inline(always)]
-    fn store(&self, slot: u32, from: u64, len: u64) {
+    fn store(&self, slot: impl FnOnce() -> Option<u32>) -> Option<u32> {
         let arguments = self.arguments;
         if arguments.stored != 0 {
-            return;
-        }
-        let place = self.place(slot, arguments.rank) + from;
-        let rows = arguments.local + from;
-        if arguments.pull != 0 {
-            let to = arguments.own.rows + place;
-            // SAFETY: as below.
-            return unsafe { copy(self.job(rows, len, 1, false), arguments.width, |_| to) };
+            return slot();
         }
         let count = self.receivers();
-        let to = |step| {
-            let receiver = rotated(arguments.rank, step, count);
-            self.receiver(receiver, offset_of!(Receiver, rows)) + place
+        let pull = arguments.pull != 0;
+        let job = Job {
+            from: arguments.local,
+            len: arguments.shape.bytes(),
+            count: if pull { 1 } else { count.get() },
+            everywhere: Self::EVERYWHERE && !pull,
+            ..self.job()
         };
-        let job = self.job(rows, len, count.get(), Self::EVERYWHERE);
-        // SAFETY: the host made sure that the slices of all ranks fit a slot, and of the width.
+        let target = || {
+            let slot = slot()?;
+            Some((slot, self.place(slot, arguments.rank)))
+        };
+        let to = |&(_, place): &(u32, u64), step| {
+            let receiver = rotated(arguments.rank, step, count);
+            let rows = if pull {
+                arguments.own.rows
+            } else {
+                self.receiver(receiver, offset_of!(Receiver, rows))
+            };
+            rows + place
+        };
+        // SAFETY: the host made sure that the slices of all ranks fit a slot, and of the unit.
         // The slot rule (docs/protocol.md) keeps every reader out of these bytes until we
         // publish; nobody else writes this rank's part.
-        unsafe { copy(job, arguments.width, to) }
+        unsafe { copy::<T, _>(job, target, to) }.map(|(slot, _)| slot)
     }
 
     #[inline(always)]
-    fn take(&self, slot: u32, source: u32, from: u64, len: u64) {
+    fn take(&self, slot: u32, source: u32) {
         let arguments = self.arguments;
-        let place = self.place(slot, source) + from;
-        let rows = if source == arguments.rank {
-            arguments.local + from
+        let place = self.place(slot, source);
+        let from = if source == arguments.rank {
+            arguments.local
         } else if arguments.pull != 0 {
             self.receiver(source, offset_of!(Receiver, rows)) + place
         } else {
@@ -230,11 +252,16 @@ impl Machine for Thread<'_> {
         let out = if arguments.out == 0 {
             arguments.own.rows + place
         } else {
-            arguments.out + u64::from(source) * arguments.shape.bytes() + from
+            arguments.out + u64::from(source) * arguments.shape.bytes()
+        };
+        let job = Job {
+            from,
+            len: arguments.shape.bytes(),
+            ..self.job()
         };
         // SAFETY: as in `store`; the source's signal was acquired, so its rows are complete, and
         // it stores into this slot again only after our own next publish.
-        unsafe { copy(self.job(rows, len, 1, false), arguments.width, |_| out) }
+        unsafe { copy::<T, _>(job, || Some(out), |&out, _| out) };
     }
 
     #[inline(always)]
@@ -246,12 +273,13 @@ impl Machine for Thread<'_> {
     fn publish(&self, receiver: u32, slot: u32, shape: Shape, epoch: u32) {
         let index = self.index(slot, self.arguments.rank);
         let shapes = self.receiver(receiver, offset_of!(Receiver, shapes));
+        let signals = self.receiver(receiver, offset_of!(Receiver, signals));
         if shapes != 0 {
             let record = shapes + index * size_of::<Shape>() as u64;
             // SAFETY: the record of this rank in a slot of the receiver.
             unsafe { store_shape(record, shape, Self::EVERYWHERE) };
         }
-        let signal = self.receiver(receiver, offset_of!(Receiver, signals)) + index * 4;
+        let signal = signals + index * 4;
         // SYNC: publish. The rows and the shape went through the multicast address, and are read
         // through each replica's own: the alias fence orders the two.
         // SAFETY: the signal of this rank in a slot of the receiver.
@@ -320,7 +348,7 @@ impl Machine for Thread<'_> {
         polls: u32,
         _left: u64,
     ) -> Result<(), Interrupt> {
-        if polls % LOOK_EVERY == LOOK_EVERY - 1 {
+        if polls % Self::POLLS_PER_LOOK == Self::POLLS_PER_LOOK - 1 {
             let interrupts = self.arguments.interrupts;
             // SAFETY: a word of host memory that is mapped for the device.
             if unsafe { gpu::load_relaxed_sys_u32(interrupts) } != 0 {
@@ -373,5 +401,5 @@ impl Machine for Thread<'_> {
 #[inline(always)]
 unsafe fn store_shape(record: u64, shape: Shape, everywhere: bool) {
     // SAFETY: the caller's.
-    unsafe { gpu::Unit::store(gpu::Quad::from(shape), record, everywhere) }
+    unsafe { Quad::from(shape).store(record, everywhere) }
 }

@@ -18,8 +18,9 @@ use crate::gather::{FIRST_TIMEOUT, Status, TIMEOUT};
 /// the context stays usable, and [`Group::rebuild`](crate::Group::rebuild) is the way on.
 ///
 /// All ranks make the same calls in the same order, per ubatch. Calls on one ubatch are put in
-/// order whatever streams they are on; captured ones are ordered by their graph, and a graph that
-/// contains calls must not run beside other calls on the same ubatch.
+/// order whatever streams they are on. Calls captured into a graph are the caller's to order: a
+/// replay must not run beside other calls on the same ubatch, the stream of the next eager call
+/// must come after it, and it must have finished before this is dropped.
 #[derive(Debug)]
 pub struct KvGather {
     workspace: Workspace,
@@ -231,7 +232,7 @@ impl Gathered {
     /// Releases the slot after what `stream` has to do so far.
     ///
     /// # Errors
-    /// [`GatherError::Driver`]; the slot is released all the same, once the device is idle.
+    /// [`GatherError::Driver`]; the slot is released all the same, and the stream was waited for.
     pub fn release_after(self, stream: &Stream) -> Result<(), GatherError> {
         self.0
             .release_after(stream)

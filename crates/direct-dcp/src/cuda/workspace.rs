@@ -293,6 +293,7 @@ impl Builder<'_> {
                     ubatch,
                     pull: way == Way::Pull,
                     copy_engine: way == Way::CopyEngine,
+                    staged: way == Way::Staged,
                     sharing: self.sharing,
                     max_blocks: self
                         .options

@@ -1,26 +1,26 @@
-//! Who does what: the split of a slice over blocks, and the order in which peers are visited.
+//! The split of a slice over blocks.
 
-use core::num::NonZeroU32;
+use std::num::NonZeroU32;
 
-/// The granule in which a slice is split over blocks, in bytes: 256 threads of 16 bytes.
+/// The granule in which a slice is split over blocks, in bytes: a page.
 ///
 /// Boundaries between blocks are multiples of it, so only the end of a slice can be ragged.
 const GRANULE: u64 = 4096;
 
 /// A run of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
+pub(super) struct Part {
     /// First byte.
-    pub start: u64,
+    pub(super) start: u64,
     /// Number of bytes; 0 when there are more blocks than work.
-    pub len: u64,
+    pub(super) len: u64,
 }
 
 /// The bytes of a slice of `total` bytes that block `block` of `blocks` handles.
 ///
 /// The parts of all blocks cover the slice exactly once, in order.
 #[must_use]
-pub fn part(total: u64, block: u32, blocks: NonZeroU32) -> Part {
+pub(super) fn part(total: u64, block: u32, blocks: NonZeroU32) -> Part {
     let granules = total.div_ceil(GRANULE);
     let every = granules / u64::from(blocks.get());
     let more = granules % u64::from(blocks.get());
@@ -33,20 +33,6 @@ pub fn part(total: u64, block: u32, blocks: NonZeroU32) -> Part {
     Part {
         start,
         len: end - start,
-    }
-}
-
-/// The `step`-th of `count` peers in the order in which `rank` visits them: the next rank first,
-/// itself last, so that no receiver is hit by all ranks at once. `rank` and `step` are below
-/// `count`.
-#[must_use]
-pub fn rotated(rank: u32, step: u32, count: NonZeroU32) -> u32 {
-    // rank < count and step < count, so the sum stays below 2 · count: one subtraction suffices.
-    let peer = rank % count + 1 + step % count;
-    if peer >= count.get() {
-        peer - count.get()
-    } else {
-        peer
     }
 }
 
@@ -67,19 +53,6 @@ mod tests {
                 }
                 assert_eq!(next, total);
             }
-        }
-    }
-
-    #[test]
-    fn every_rank_visits_the_next_one_first_and_itself_last() {
-        let count = NonZeroU32::new(5).unwrap();
-        for rank in 0..5 {
-            let order: Vec<u32> = (0..5).map(|step| rotated(rank, step, count)).collect();
-            assert_eq!(order[0], (rank + 1) % 5);
-            assert_eq!(order[4], rank);
-            let mut sorted = order;
-            sorted.sort_unstable();
-            assert_eq!(sorted, [0, 1, 2, 3, 4]);
         }
     }
 }
