@@ -59,6 +59,7 @@ mod memops;
 mod module;
 mod multicast;
 mod pinned;
+pub mod probe;
 mod stream;
 pub mod sys;
 mod vmm;

@@ -6,9 +6,11 @@
 mod kernel;
 mod lane;
 mod layout;
+mod rehearsal;
 mod rows;
 
 pub use kernel::{Kernel, Transport};
 pub use lane::{Held, Lane, LaneOptions, LaunchError, Report};
 pub use layout::Layout;
+pub use rehearsal::{Delivery, Rehearsal};
 pub use rows::{DeviceRows, DeviceRowsMut};

@@ -76,7 +76,7 @@ impl KvGather {
         local: DeviceRows,
         out: DeviceRowsMut,
     ) -> Result<(), GatherError> {
-        let (lane, shape) = self.prepare(ubatch, local)?;
+        let (lane, shape) = self.prepare(ubatch, local.bytes())?;
         lane.gather_into(stream, shape, local, out, self.patience(lane))
             .map_err(|error| self.explain(error, ubatch))
     }
@@ -94,7 +94,7 @@ impl KvGather {
         stream: &Stream,
         local: DeviceRows,
     ) -> Result<Gathered, GatherError> {
-        let (lane, shape) = self.prepare(ubatch, local)?;
+        let (lane, shape) = self.prepare(ubatch, local.bytes())?;
         lane.gather(stream, shape, local, self.patience(lane))
             .map(Gathered)
             .map_err(|error| self.explain(error, ubatch))
@@ -148,17 +148,18 @@ impl KvGather {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn patience(&self, lane: &Lane) -> Duration {
+    pub(super) fn patience(&self, lane: &Lane) -> Duration {
         match lane.is_fresh() {
             true => self.first_timeout.max(self.timeout),
             false => self.timeout,
         }
     }
 
-    fn prepare(
+    /// The lane of a ubatch, and what a call of `bytes` local bytes gathers there.
+    pub(super) fn prepare(
         &self,
         ubatch: usize,
-        local: DeviceRows,
+        bytes: usize,
     ) -> Result<(&Arc<Lane>, Shape), GatherError> {
         let lane = self.workspace.lane(ubatch).ok_or_else(|| {
             invalid(
@@ -169,10 +170,10 @@ impl KvGather {
         })?;
         self.check()?;
         let most = self.workspace.capacity_rows() / self.workspace.group().world_size();
-        Ok((lane, shape(self.workspace.format(), local.bytes(), most)?))
+        Ok((lane, shape(self.workspace.format(), bytes, most)?))
     }
 
-    fn explain(&self, error: LaunchError, ubatch: usize) -> GatherError {
+    pub(super) fn explain(&self, error: LaunchError, ubatch: usize) -> GatherError {
         match error {
             LaunchError::Busy => GatherError::Busy { ubatch },
             LaunchError::SlotInUse { epoch } => GatherError::SlotInUse { ubatch, epoch },

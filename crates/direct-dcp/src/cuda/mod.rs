@@ -30,13 +30,17 @@
 mod gather;
 mod memory;
 mod multicast;
+mod outlook;
+mod rehearsal;
 mod watcher;
 mod workspace;
 
-pub use direct_dcp_cuda::gather::{DeviceRows, DeviceRowsMut};
+pub use direct_dcp_cuda::gather::{Delivery, DeviceRows, DeviceRowsMut};
 pub use direct_dcp_cuda::{
     Capture, CaptureMode, Context, CudaError, Device, DeviceBuffer, Driver, Event, ExecutableGraph,
     Graph, Stream,
 };
 pub use gather::{Gathered, KvGather};
+pub use outlook::{Outlook, multicast_forbidden_by};
+pub use rehearsal::Rehearsal;
 pub use workspace::Workspace;
