@@ -57,6 +57,7 @@ impl Workspace {
                     rank: group.rank() as u32,
                     ubatch,
                     blocks,
+                    one_process: group.one_process(),
                     spin: group.world_size().saturating_mul(blocks.get() as usize) <= cores(),
                 };
                 Lane::new(lane, &mappings, group.control().clone())

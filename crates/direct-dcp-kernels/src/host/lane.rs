@@ -10,13 +10,14 @@ use std::time::{Duration, Instant};
 
 use direct_dcp_shm::Mapping;
 
+use super::direct;
 use super::machine::{Block, Launch, rotation};
 use super::region::{Geometry, Region, Way};
-use crate::machine::{Call, Fault, Shape};
+use crate::machine::{Call, Fault, FaultCode, Machine, Shape};
 use crate::protocol::{gather, slot_of};
 
 /// Polls of a signal before the CPU is offered to others, where every rank has a core.
-const SPINS: u32 = 4000;
+const SPINS: u32 = 1000;
 
 /// What a waiting rank asks about its group.
 pub trait Watch: Send + Sync {
@@ -41,6 +42,8 @@ pub struct LaneOptions {
     pub blocks: NonZeroU32,
     /// Whether a waiting rank may keep its core busy, because every rank has one.
     pub spin: bool,
+    /// Whether all ranks are threads of this process, and so can read each other's rows in place.
+    pub one_process: bool,
 }
 
 /// Why a launch did not deliver.
@@ -184,7 +187,8 @@ impl Lane {
         if out.len() != gathered {
             return Err(size("output bytes", gathered, out.len()));
         }
-        self.launch(shape, local, out.as_mut_ptr(), true, timeout)
+        let direct = self.reads_in_place();
+        self.launch(shape, local, out.as_mut_ptr(), true, direct, timeout)
     }
 
     /// Gathers the rows of all ranks into a slot, and lends the slot.
@@ -204,11 +208,11 @@ impl Lane {
         let rows = match &self.private {
             Some(private) => {
                 let out = private.slot(slot);
-                self.launch(shape, local, out, true, timeout)?;
+                self.launch(shape, local, out, true, false, timeout)?;
                 out
             }
             None => {
-                self.launch(shape, local, std::ptr::null_mut(), false, timeout)?;
+                self.launch(shape, local, std::ptr::null_mut(), false, false, timeout)?;
                 self.own_region().slot(slot)
             }
         };
@@ -272,8 +276,13 @@ impl Lane {
         local: &[u8],
         out: *mut u8,
         copy_out: bool,
+        direct: bool,
         timeout: Duration,
     ) -> Result<(), LaunchError> {
+        let slot = slot_of(self.epoch() + 1, self.slots());
+        // Peers have to copy the same way, or they would read what nobody wrote.
+        let digest = shape.digest | u64::from(direct) << 63;
+        let shape = Shape { digest, ..shape };
         let launch = Launch {
             lane: self,
             call: Call {
@@ -286,6 +295,7 @@ impl Lane {
             },
             local: local.as_ptr(),
             out,
+            direct,
             report: Mutex::new(None),
         };
         let run = |block| {
@@ -306,6 +316,9 @@ impl Lane {
                 run(0);
             }),
         }
+        if direct {
+            self.take_back(&launch, slot);
+        }
         match launch
             .report
             .into_inner()
@@ -313,6 +326,58 @@ impl Lane {
         {
             None => Ok(()),
             Some(report) => Err(LaunchError::Fault(report)),
+        }
+    }
+
+    /// Whether a copy-out reads the peers' rows where they are.
+    fn reads_in_place(&self) -> bool {
+        let most = self
+            .options
+            .blocks
+            .get()
+            .saturating_mul(self.options.geometry.world_size);
+        self.options.one_process
+            && self.options.geometry.way == Way::Shared
+            && most <= direct::MAX_READERS
+    }
+
+    /// Ends the loan of the caller's rows: waits until all peers have read them, or, where the
+    /// call failed, until none of them reads any more.
+    fn take_back(&self, launch: &Launch<'_>, slot: u32) {
+        let (rank, peers) = (self.options.rank, self.options.geometry.world_size - 1);
+        let region = self.own_region();
+        let gate = &region.source(slot, rank).gate;
+        if !launch.failed() {
+            for peer in rotation(rank, self.world_size()).filter(|&peer| peer != rank) {
+                direct::finish(&region.source(slot, peer).gate);
+            }
+            // Every peer has published this call, so it is inside it, and ends it in bounded time:
+            // it finishes here, or says that it failed.
+            let mut polls = 0;
+            while !direct::finished(gate, peers) {
+                let fault = |code, source| Fault {
+                    code,
+                    source,
+                    epoch: self.epoch(),
+                    ours: 0,
+                    theirs: 0,
+                };
+                if self.watch.aborted() {
+                    launch.fail(fault(FaultCode::Aborted, rank));
+                    break;
+                }
+                if let Some(source) = self.watch.failed() {
+                    launch.fail(fault(FaultCode::PeerLost, source));
+                    break;
+                }
+                Block { launch, block: 0 }.relax(polls);
+                polls = polls.saturating_add(1);
+            }
+        }
+        if launch.failed() {
+            // SYNC: poison.
+            self.poisoned.store(true, Ordering::Release);
+            direct::close(gate);
         }
     }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use direct_dcp_shm::futex;
 
+use super::direct;
 use super::lane::{Lane, Report};
 use super::part::{Part, part};
 use super::region::Way;
@@ -34,12 +35,35 @@ pub(super) struct Launch<'a> {
     pub(super) local: *const u8,
     /// The output, where the call copies out: valid for writes of `world_size` times that.
     pub(super) out: *mut u8,
+    /// Whether peers read `local` where it is.
+    pub(super) direct: bool,
     pub(super) report: Mutex<Option<Report>>,
 }
 
 // SAFETY: the pointers come from a shared and an exclusive borrow that outlive the launch. Blocks
 // only read through `local`, and write disjoint parts of `out` (`part` gives every block its own).
 unsafe impl Sync for Launch<'_> {}
+
+impl Launch<'_> {
+    /// Records a fault: the first one counts, and every timeout adds its source to the missing.
+    pub(super) fn fail(&self, fault: Fault) {
+        let mut report = self.report.lock().unwrap_or_else(PoisonError::into_inner);
+        let report = report.get_or_insert_with(|| Report {
+            fault,
+            missing: Vec::new(),
+        });
+        if fault.code == FaultCode::Timeout {
+            report.missing.push(fault.source);
+        }
+    }
+
+    pub(super) fn failed(&self) -> bool {
+        self.report
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .is_some()
+    }
+}
 
 /// One block of a launch.
 pub(super) struct Block<'a> {
@@ -133,6 +157,20 @@ impl Machine for Block<'_> {
 
     fn store(&self, slot: impl FnOnce() -> Option<u32>) -> Option<u32> {
         let slot = slot()?;
+        if self.launch.direct {
+            if self.block == 0 {
+                let source = self
+                    .launch
+                    .lane
+                    .own_region()
+                    .source(slot, self.launch.call.rank);
+                source
+                    .address
+                    .store(self.launch.local.expose_provenance(), Ordering::Relaxed);
+                direct::open(&source.gate);
+            }
+            return Some(slot);
+        }
         let part = self.share();
         let lane = self.launch.lane;
         let place = self.place(self.launch.call.rank);
@@ -155,24 +193,44 @@ impl Machine for Block<'_> {
     fn take(&self, slot: u32, source: u32) {
         let part = self.share();
         let from = part.start as usize;
-        let rows = if source == self.launch.call.rank {
-            self.launch.local
-        } else {
-            let region = self.launch.lane.rows_of(source);
-            region
-                .slot(slot)
-                .wrapping_add(self.place(source))
-                .cast_const()
-        };
-        let rows = rows.wrapping_add(from);
         let out = self
             .launch
             .out
             .wrapping_add(source as usize * self.slice_bytes() + from);
-        // SAFETY: `Lane::check` saw that a slot and `out` hold world_size slices. The source's
-        // signal was acquired (here or, for another block, before the epoch that we acquired),
-        // so its rows are complete, and it stores into this slot again only after our own next
-        // publish. Only this block writes this part of `out`, which the caller lent exclusively.
+        if source == self.launch.call.rank {
+            let rows = self.launch.local.wrapping_add(from);
+            // SAFETY: `Lane::check` saw that `local` holds the slice and `out` world_size slices.
+            // Only this block writes this part of `out`, which the caller lent exclusively.
+            return unsafe { rows.copy_to_nonoverlapping(out, part.len as usize) };
+        }
+        let region = self.launch.lane.rows_of(source);
+        if self.launch.direct {
+            let lent = region.source(slot, source);
+            if !direct::enter(&lent.gate) {
+                return self.fail(Fault {
+                    code: FaultCode::PeerLost,
+                    source,
+                    epoch: self.epoch(),
+                    ours: 0,
+                    theirs: 0,
+                });
+            }
+            let address = lent.address.load(Ordering::Relaxed);
+            let rows = std::ptr::with_exposed_provenance::<u8>(address).wrapping_add(from);
+            // SAFETY: the source's signal was acquired, so its address is that of this call's
+            // rows, of the same size as ours, in our own address space. Its call returns only
+            // after the gate shows that we have left. `out` as above.
+            unsafe { rows.copy_to_nonoverlapping(out, part.len as usize) };
+            return direct::leave(&lent.gate);
+        }
+        let rows = region
+            .slot(slot)
+            .wrapping_add(self.place(source) + from)
+            .cast_const();
+        // SAFETY: the source's signal was acquired (here or, for another block, before the epoch
+        // that we acquired), so its rows are complete, and it stores into this slot again only
+        // after our own next publish. A slot holds world_size slices, or, for what is pulled, one.
+        // `out` as above.
         unsafe { rows.copy_to_nonoverlapping(out, part.len as usize) }
     }
 
@@ -265,18 +323,7 @@ impl Machine for Block<'_> {
     }
 
     fn fail(&self, fault: Fault) {
-        let mut report = self
-            .launch
-            .report
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let report = report.get_or_insert_with(|| Report {
-            fault,
-            missing: Vec::new(),
-        });
-        if fault.code == FaultCode::Timeout {
-            report.missing.push(fault.source);
-        }
+        self.launch.fail(fault);
     }
 }
 

@@ -3,6 +3,7 @@
 //! A [`Lane`] is one rank's end of one ubatch. It owns the rank's epoch, arrival count and held
 //! slots, and is the only thing that touches the mapped rows; everything outside is safe.
 
+mod direct;
 mod lane;
 mod machine;
 mod part;

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use direct_dcp_shm::Mapping;
 
@@ -26,7 +26,7 @@ pub enum Way {
 /// The sizes that fix the layout of a mapping, the same on all ranks.
 ///
 /// Per ubatch, each part aligned: `sleepers: u32`, `signal: [S][W] u32`, `shape: [S][W]`
-/// 16-byte records, `rows: [S][slot_bytes]`.
+/// 16-byte records, `source: [S][W]` 16-byte records, `rows: [S][slot_bytes]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Ranks of the group.
@@ -97,10 +97,17 @@ impl Geometry {
             .checked_next_multiple_of(LINE)
     }
 
-    fn rows_at(&self) -> Option<usize> {
+    fn sources_at(&self) -> Option<usize> {
         let shapes = self.words()?.checked_mul(size_of::<Shape>())?;
         self.shapes_at()?
             .checked_add(shapes)?
+            .checked_next_multiple_of(LINE)
+    }
+
+    fn rows_at(&self) -> Option<usize> {
+        let sources = self.words()?.checked_mul(size_of::<Source>())?;
+        self.sources_at()?
+            .checked_add(sources)?
             .checked_next_multiple_of(PAGE)
     }
 
@@ -112,6 +119,19 @@ impl Geometry {
     }
 }
 
+/// Rows that stay where the caller has them, for ranks of one process to read there.
+///
+/// Its rank writes the address before it publishes a call, and returns from the call only once
+/// the gate says that nobody reads any more: see `direct.rs`.
+#[derive(Debug)]
+#[repr(C, align(16))]
+pub(super) struct Source {
+    /// Where the rows are, in the one address space of all ranks.
+    pub(super) address: AtomicUsize,
+    /// Who reads them.
+    pub(super) gate: AtomicU32,
+}
+
 /// One ubatch of one mapping.
 #[derive(Debug)]
 pub(super) struct Region {
@@ -120,6 +140,7 @@ pub(super) struct Region {
     slots: usize,
     start: usize,
     shapes: usize,
+    sources: usize,
     rows: usize,
     slot_bytes: usize,
 }
@@ -139,6 +160,7 @@ impl Region {
             slots: geometry.slots.try_into().ok()?,
             start,
             shapes: start + geometry.shapes_at()?,
+            sources: start + geometry.sources_at()?,
             rows: start + geometry.rows_at()?,
             slot_bytes: geometry.slot_bytes()?,
             mapping,
@@ -173,6 +195,16 @@ impl Region {
             row_bytes: (sizes >> 32) as u32,
             digest: digest.load(Ordering::Relaxed),
         }
+    }
+
+    /// The rows of `source`, where ranks of one process read them in place.
+    pub(super) fn source(&self, slot: u32, source: u32) -> &Source {
+        let at = self.sources + self.index(slot, source) * size_of::<Source>();
+        let record = self.mapping.as_ptr().wrapping_add(at).cast::<Source>();
+        // SAFETY: `index` is below slots · world_size, so the record lies within the sources; they
+        // begin at a multiple of 128 and each takes 16 bytes. The mapping lives as long as `self`,
+        // zero is a valid record, and all access to these bytes is atomic.
+        unsafe { &*record }
     }
 
     /// Where `slot` begins; valid for `slot_bytes` bytes as long as the region lives: `new` saw
