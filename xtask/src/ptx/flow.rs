@@ -1,6 +1,6 @@
 //! The paths of control through a function.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 
 use super::text::{Function, Statement};
 
@@ -56,35 +56,21 @@ impl<'a> Flow<'a> {
             .collect()
     }
 
-    /// For each statement, how few `milestones` a path from one of `starts` to it passes, without
-    /// counting the start and the statement itself; `None` where no path leads.
-    pub(crate) fn fewest(&self, starts: &[usize], milestones: &[usize]) -> Vec<Option<usize>> {
-        let mut best = vec![None; self.statements.len()];
-        let mut queue: VecDeque<(usize, usize)> = starts
-            .iter()
-            .flat_map(|&start| self.next[start].iter().map(|&next| (next, 0)))
-            .collect();
-        // The queue is in order of `passed`: a step costs 0 (in front) or 1 (at the back).
-        while let Some((at, passed)) = queue.pop_front() {
-            if best[at].is_some() {
-                continue;
-            }
-            best[at] = Some(passed);
+    /// Whether some path leads from one of `starts` to one of `ends` past none of `milestones`.
+    pub(crate) fn avoids(&self, starts: &[usize], ends: &[usize], milestones: &[usize]) -> bool {
+        let mut seen = vec![false; self.statements.len()];
+        let mut open: Vec<usize> = starts.to_vec();
+        while let Some(at) = open.pop() {
             for &next in &self.next[at] {
-                if milestones.contains(&at) {
-                    queue.push_back((next, passed + 1));
-                } else {
-                    queue.push_front((next, passed));
+                if !seen[next] {
+                    seen[next] = true;
+                    if !milestones.contains(&next) {
+                        open.push(next);
+                    }
                 }
             }
         }
-        best
-    }
-
-    /// Whether some path leads from one of `starts` to one of `ends` past no milestone.
-    pub(crate) fn avoids(&self, starts: &[usize], ends: &[usize], milestones: &[usize]) -> bool {
-        let fewest = self.fewest(starts, milestones);
-        ends.iter().any(|&end| fewest[end] == Some(0))
+        ends.iter().any(|&end| seen[end])
     }
 
     /// Whether some path leads from one of `starts` to one of `ends`.
@@ -110,7 +96,6 @@ mod tests {
         let at = |name: &str| flow.all(|s| s.opcode == name);
         let [start, stop, bars, end] = [at("start"), at("stop"), at("bar"), at("end")];
         assert!(flow.reaches(&start, &stop) && !flow.reaches(&stop, &end));
-        assert_eq!(flow.fewest(&start, &bars)[end[0]], Some(2));
         assert!(flow.avoids(&start, &stop, &bars) && !flow.avoids(&start, &end, &bars));
         assert!(flow.reaches(&bars[1..], &bars[1..]) && !flow.reaches(&bars[..1], &bars[..1]));
     }

@@ -15,11 +15,36 @@ pub(crate) struct Expected {
     pub(crate) multicast: bool,
 }
 
-/// Names of the entry points that perform a whole gather.
-const GATHERS: &str = "direct_dcp_gather";
+/// Begins the names of the entry points that perform a whole gather.
+const GATHERS: &str = "direct_dcp_gather_";
+
+/// Begins the names of those of the algorithm that this one replaces. They are here to be measured,
+/// and the order of their steps is not ours.
+const STAGED: &str = "direct_dcp_staged_";
 
 /// Atomics that may be relaxed: entry point and opcode.
-const RELAXED: [(&str, &str); 0] = [];
+const RELAXED: [(&str, &str); 1] = [(
+    "direct_dcp_staged_publish",
+    "atom.relaxed.gpu.global.add.u32",
+)];
+
+/// What the name of a gather says: `direct_dcp_gather_into_16` copies out, 16 bytes at a time.
+#[derive(Clone, Copy)]
+struct Kernel {
+    bytes: u32,
+    copies_out: bool,
+}
+
+impl Kernel {
+    fn of(name: &str) -> Option<Self> {
+        let rest = name.strip_prefix(GATHERS)?;
+        let width = rest.strip_prefix("into_");
+        Some(Kernel {
+            bytes: width.unwrap_or(rest).parse().ok()?,
+            copies_out: width.is_some(),
+        })
+    }
+}
 
 /// Everything that is wrong with the module.
 pub(crate) fn check(module: &Module, expected: Expected) -> Vec<String> {
@@ -49,33 +74,35 @@ pub(crate) fn check(module: &Module, expected: Expected) -> Vec<String> {
             format!("line {}: `{}` {why}", statement.line, statement.opcode)
         }));
     }
-    let mut gathers = 0;
+    let mut widest = 0;
     for function in module.entries() {
+        let name = &function.name;
+        if name.starts_with(STAGED) {
+            continue;
+        }
+        let Some(kernel) = Kernel::of(name) else {
+            wrong.push(format!("`{name}` says nothing of what it does"));
+            continue;
+        };
+        widest = widest.max(kernel.bytes);
         match Flow::of(function) {
             Err(error) => wrong.push(error),
             Ok(flow) => {
-                let gather = function.name.starts_with(GATHERS);
-                gathers += usize::from(gather);
-                let steps = Steps::of(&flow);
-                let broken = if gather {
-                    [steps.missing(), steps.misplaced(expected)].concat()
-                } else {
-                    steps.misplaced(expected)
-                };
-                let name = &function.name;
+                let steps = Steps::of(&flow, kernel);
+                let broken = [steps.missing(kernel), steps.misplaced(expected)].concat();
                 wrong.extend(broken.into_iter().map(|why| format!("{name}: {why}")));
             }
         }
     }
-    if gathers == 0 {
-        wrong.push(format!("no entry point `{GATHERS}…`"));
+    if widest != 16 {
+        wrong.push("no gather moves 16 bytes at a time".to_owned());
     }
     wrong
 }
 
 /// Why a statement may not stand in any function.
 fn banned(function: &Function, statement: &Statement, expected: Expected) -> Option<&'static str> {
-    let has = |part: &str| statement.parts().any(|p| p == part);
+    let has = |part| has(statement, part);
     let name = statement.parts().next().unwrap_or_default();
     match name {
         "trap" | "brkpt" => return Some("makes every later call of the process fail"),
@@ -87,8 +114,8 @@ fn banned(function: &Function, statement: &Statement, expected: Expected) -> Opt
     if has("local") {
         return Some("uses local memory");
     }
-    if has("nc") && is_wide(statement) {
-        return Some("reads rows past the coherent caches");
+    if has("nc") {
+        return Some("reads past the coherent caches");
     }
     let read_modify_write =
         ["atom", "red"].contains(&name) || name == "multimem" && (has("red") || has("ld_reduce"));
@@ -101,13 +128,25 @@ fn banned(function: &Function, statement: &Statement, expected: Expected) -> Opt
     None
 }
 
-/// Whether the instruction moves 16 bytes.
-fn is_wide(statement: &Statement) -> bool {
-    let has = |part: &str| statement.parts().any(|p| p == part);
-    let any = |parts: [&str; 4]| parts.into_iter().any(has);
-    has("b128")
-        || has("v2") && any(["u64", "b64", "s64", "f64"])
-        || has("v4") && any(["u32", "b32", "s32", "f32"])
+fn is_barrier(statement: &Statement) -> bool {
+    ["bar", "barrier"].contains(&statement.parts().next().unwrap_or_default())
+}
+
+fn has(statement: &Statement, part: &str) -> bool {
+    statement.parts().any(|p| p == part)
+}
+
+/// How many bytes an instruction moves.
+fn bytes(statement: &Statement) -> u32 {
+    let size = |part: &str| {
+        let bits = part.strip_prefix(['b', 'u', 's', 'f'])?;
+        bits.parse::<u32>().ok().map(|bits| bits / 8)
+    };
+    let element = statement.parts().filter_map(size).last().unwrap_or(0);
+    let elements = statement
+        .parts()
+        .find_map(|part| part.strip_prefix('v')?.parse().ok());
+    element * elements.unwrap_or(1)
 }
 
 /// The statements that perform the steps of the protocol.
@@ -116,12 +155,14 @@ struct Steps<'a> {
     /// Stores of rows, shapes and reports: whatever has no order of its own.
     plain_stores: Vec<usize>,
     plain_loads: Vec<usize>,
-    wide_stores: Vec<usize>,
-    wide_loads: Vec<usize>,
+    /// Those of as many bytes as the kernel moves at a time.
+    row_stores: Vec<usize>,
+    row_loads: Vec<usize>,
     /// Meetings of a block's threads.
     barriers: Vec<usize>,
-    /// Those that also count votes.
+    /// Those that count votes, and those that do not.
     votes: Vec<usize>,
+    meetings: Vec<usize>,
     arrivals: Vec<usize>,
     /// Releases to other ranks from which the wait can still be reached.
     publishes: Vec<usize>,
@@ -137,7 +178,7 @@ struct Steps<'a> {
 }
 
 impl<'a> Steps<'a> {
-    fn of(flow: &'a Flow<'a>) -> Self {
+    fn of(flow: &'a Flow<'a>, kernel: Kernel) -> Self {
         let is = |name: &'static str, modifiers: &'static [&'static str]| {
             flow.all(|statement| statement.is(name, modifiers))
         };
@@ -147,7 +188,7 @@ impl<'a> Steps<'a> {
         };
         let memory = |s: &Statement| !s.is("ld", &["param"]) && !s.is("st", &["param"]);
         let plain = |name| flow.all(|s: &Statement| s.is(name, &[]) && memory(s) && !ordered(s));
-        let wide = |at: &usize| is_wide(&flow.statements[*at]);
+        let row = |at: &usize| bytes(&flow.statements[*at]) == kernel.bytes;
 
         let multicast_stores = is("multimem", &["st", "relaxed"]);
         let mut plain_stores = plain("st");
@@ -160,12 +201,13 @@ impl<'a> Steps<'a> {
         publishes.retain(|&publish| flow.reaches(&[publish], &waits));
         Steps {
             flow,
-            wide_stores: plain_stores.iter().copied().filter(wide).collect(),
-            wide_loads: plain_loads.iter().copied().filter(wide).collect(),
+            row_stores: plain_stores.iter().copied().filter(row).collect(),
+            row_loads: plain_loads.iter().copied().filter(row).collect(),
             plain_stores,
             plain_loads,
-            barriers: flow.all(|s| s.is("bar", &[]) || s.is("barrier", &[])),
-            votes: flow.all(|s| s.is("bar", &["red"]) || s.is("barrier", &["red"])),
+            barriers: flow.all(is_barrier),
+            votes: flow.all(|s| is_barrier(s) && has(s, "red")),
+            meetings: flow.all(|s| is_barrier(s) && !has(s, "red")),
             arrivals: is("atom", &["acq_rel", "add"]),
             publishes,
             multicast_stores,
@@ -178,15 +220,18 @@ impl<'a> Steps<'a> {
     }
 
     /// The steps that a gather lacks.
-    fn missing(&self) -> Vec<String> {
+    fn missing(&self, kernel: Kernel) -> Vec<String> {
         let flow = self.flow;
-        let looped = self.wide_loads.iter().any(|&load| {
-            self.wide_stores
+        let looped = self.row_loads.iter().any(|&load| {
+            self.row_stores
                 .iter()
                 .any(|&store| flow.reaches(&[load], &[store]) && flow.reaches(&[store], &[load]))
         });
         let needed = [
-            (looped, "no loop loads and stores 16 bytes at a time"),
+            (
+                looped,
+                "no loop loads and stores as many bytes at a time as the name says",
+            ),
             (
                 flow.reaches(&self.plain_stores, &self.arrivals),
                 "no store of rows leads to an acq_rel count",
@@ -203,6 +248,15 @@ impl<'a> Steps<'a> {
                 flow.reaches(&self.waits, &self.endings),
                 "no acquire of the peers leads to a release of the epoch",
             ),
+            (
+                // Only the last block may wait where the grid may be larger than the GPU.
+                kernel.copies_out || self.follows.is_empty(),
+                "a block that is not the last waits, without a copy to make",
+            ),
+            (
+                !kernel.copies_out || flow.reaches(&self.follows, &self.row_loads),
+                "no acquire of the epoch leads to a copy of the peers' rows",
+            ),
         ];
         let missing = needed.into_iter().filter(|(there, _)| !there);
         missing.map(|(_, what)| what.to_owned()).collect()
@@ -217,16 +271,20 @@ impl<'a> Steps<'a> {
                 "from a store to the count past no barrier",
             ),
             (
+                flow.avoids(&self.first_stores(), &self.votes, &self.meetings),
+                "from a store of rows to a vote past no barrier before it",
+            ),
+            (
                 flow.avoids(&self.arrivals, &self.publishes, &self.votes),
                 "from the count to a release to the peers past no vote",
             ),
             (
-                self.meetings_before(&self.publishes) < 2,
-                "to a release to the peers past fewer than two barriers",
+                self.unmet(&self.publishes),
+                "to a release to the peers past no barrier",
             ),
             (
-                self.meetings_before(&self.waits) < 2,
-                "to an acquire of the peers past fewer than two barriers",
+                self.unmet(&self.waits),
+                "to an acquire of the peers past no barrier",
             ),
             (
                 flow.reaches(&self.waits, &self.publishes),
@@ -237,7 +295,7 @@ impl<'a> Steps<'a> {
                 "from an acquire of the peers to a release of the epoch past no barrier",
             ),
             (
-                flow.avoids(&self.follows, &self.wide_loads, &self.barriers),
+                flow.avoids(&self.follows, &self.row_loads, &self.barriers),
                 "from an acquire of the epoch to a load of rows past no barrier",
             ),
         ];
@@ -265,11 +323,17 @@ impl<'a> Steps<'a> {
             .collect()
     }
 
-    /// The fewest barriers on any path from the start to one of `ends`.
-    fn meetings_before(&self, ends: &[usize]) -> usize {
-        let fewest = self.flow.fewest(&[0], &self.barriers);
-        let reached = ends.iter().filter_map(|&end| fewest[end]);
-        reached.min().unwrap_or(usize::MAX)
+    /// The stores of rows from which the count can still be reached.
+    fn first_stores(&self) -> Vec<usize> {
+        let stores = self.row_stores.iter().copied();
+        let first = stores.filter(|&store| self.flow.reaches(&[store], &self.arrivals));
+        first.collect()
+    }
+
+    /// Whether some path leads from the start to one of `ends` past no barrier. (One is enough for
+    /// a launch of one block, which does not count; a path that counts must pass a vote too.)
+    fn unmet(&self, ends: &[usize]) -> bool {
+        self.flow.avoids(&[0], ends, &self.barriers)
     }
 }
 

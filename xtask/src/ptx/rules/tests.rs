@@ -18,12 +18,12 @@ pub(crate) const GOOD: &str = "
 .version 7.0
 .target sm_80
 .address_size 64
-.visible .entry direct_dcp_gather(
-	.param .b64 direct_dcp_gather_param_0
+.visible .entry direct_dcp_gather_into_16(
+	.param .b64 direct_dcp_gather_into_16_param_0
 )
 {
 	.reg .pred 	%p<9>;
-	ld.param.b64 	%rd1, [direct_dcp_gather_param_0];
+	ld.param.b64 	%rd1, [direct_dcp_gather_into_16_param_0];
 $COPY:
 	ld.global.v4.u32 {%r1, %r2, %r3, %r4}, [%rd1];
 	st.global.v4.u32 [%rd2], {%r1, %r2, %r3, %r4};
@@ -150,11 +150,7 @@ fn what_may_not_be_said_is_refused() {
             ".address_size 64\n.func f()\n{\n\tret;\n}",
             "no entry point",
         ),
-        (
-            "direct_dcp_gather(",
-            "other(",
-            "no entry point `direct_dcp_gather",
-        ),
+        ("direct_dcp_gather_into_16(", "other(", "says nothing"),
         ("bra.uni \t$TAKE", "bra.uni \t$NOWHERE", "no label"),
     ] {
         refused(GOOD, UNICAST, from, to, reason);
@@ -165,8 +161,12 @@ fn what_may_not_be_said_is_refused() {
 fn steps_that_are_missing_are_refused() {
     let release = "st.release.sys.global.u32 [%rd5]";
     for (from, to, reason) in [
-        ("@%p1 bra \t$COPY", "nop", "16 bytes at a time"),
-        ("ld.global.v4.u32", "ld.global.u32", "16 bytes at a time"),
+        ("@%p1 bra \t$COPY", "nop", "no loop loads and stores"),
+        (
+            "ld.global.v4.u32",
+            "ld.global.u32",
+            "no loop loads and stores",
+        ),
         (
             "atom.acq_rel.gpu.global.add",
             "atom.acquire.gpu.global.add",
@@ -187,6 +187,22 @@ fn steps_that_are_missing_are_refused() {
     ] {
         refused(GOOD, UNICAST, from, to, reason);
     }
+    let eager = GOOD.replace("gather_into_16", "gather_16");
+    let wrong_eager = wrong(&eager, UNICAST);
+    assert!(
+        wrong_eager[0].contains("not the last waits"),
+        "{wrong_eager:?}"
+    );
+    let uncopied = GOOD.replace("ld.acquire.gpu", "ld.relaxed.gpu");
+    let wrong_uncopied = wrong(&uncopied, UNICAST);
+    assert!(
+        wrong_uncopied[0].contains("copy of the peers"),
+        "{wrong_uncopied:?}"
+    );
+    let narrow = GOOD.replace("into_16", "into_8");
+    let wrong_narrow = wrong(&narrow, UNICAST);
+    assert!(wrong_narrow[0].contains("no loop"), "{wrong_narrow:?}");
+    assert!(wrong_narrow.last().unwrap().contains("16 bytes at a time"));
     let unended = GOOD.replace("st.release.gpu", "st.relaxed.gpu");
     let wrong = wrong(&unended, UNICAST);
     assert!(wrong[0].contains("release of the epoch"), "{wrong:?}");
@@ -200,12 +216,17 @@ fn steps_in_another_order_are_refused() {
         (
             "\tbarrier.sync 0;",
             "\t@%p8 bra \t$VOTE;\n\tbarrier.sync 0;",
-            "fewer than two barriers",
+            "to a vote past no barrier before it",
         ),
         (
             "\tatom",
             "\tst.global.u32 [%rd1], 0;\n\tatom",
             "from a store to the count",
+        ),
+        (
+            "\tld.param",
+            "\t@%p8 bra \t$WAIT;\n\tld.param",
+            "to an acquire of the peers past no barrier",
         ),
         ("barrier.red", "barrier.sync", "past no vote"),
         (
