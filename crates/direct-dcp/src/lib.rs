@@ -60,3 +60,8 @@ pub use gather::{Gathered, KvGather, Status};
 pub use group::{AbortHandle, Exchange, Group, GroupError, Launcher};
 pub use options::{Way, WorkspaceError, WorkspaceOptions};
 pub use workspace::Workspace;
+
+/// The program in the README, compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
