@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use direct_dcp::{RowFormat, Way, WorkspaceOptions};
 
+use crate::CPU_WAYS;
 use crate::failure::Failure;
 
 /// One run of one scenario. As text it is one word, which a process can be started with.
@@ -59,7 +60,7 @@ impl FromStr for Case {
         Ok(Case {
             scenario: scenario.into(),
             world: world.parse().map_err(|_| wrong())?,
-            way: Way::ALL
+            way: CPU_WAYS
                 .into_iter()
                 .find(|known| known.to_string() == way)
                 .ok_or_else(wrong)?,

@@ -45,6 +45,9 @@ use std::time::Duration;
 
 use direct_dcp::{GatherError, GroupError, Status, Way, WorkspaceError};
 
+/// The ways of ranks on CPUs.
+pub const CPU_WAYS: [Way; 3] = [Way::SharedSlot, Way::Push, Way::Pull];
+
 /// A way to run ranks.
 pub trait Backend {
     /// What it is called in reports.
@@ -52,7 +55,7 @@ pub trait Backend {
 
     /// The ways that it has to move bytes.
     fn ways(&self) -> &[Way] {
-        &Way::ALL
+        &CPU_WAYS
     }
 
     /// Runs the case's scenario on as many ranks as it says, and returns what each has to say, in

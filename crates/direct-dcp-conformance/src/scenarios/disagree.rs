@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use direct_dcp::{DType, GatherError, RowFormat, Way, WorkspaceError};
+use direct_dcp::{DType, GatherError, RowFormat, WorkspaceError};
 use rand::RngExt;
 
 use super::basic::BF16;
@@ -11,7 +11,7 @@ use crate::case::{Case, Spec};
 use crate::failure::{Outcome, ensure};
 use crate::probe::{Probe, fails};
 use crate::reference::dice;
-use crate::{Gather, Rank};
+use crate::{CPU_WAYS, Gather, Rank};
 
 /// One rank gathers another number of rows.
 pub(super) fn rows<R: Rank>(rank: R, case: &Case) -> Outcome {
@@ -65,7 +65,7 @@ pub(super) fn rows<R: Rank>(rank: R, case: &Case) -> Outcome {
 /// One rank asks for another workspace, in one way after another.
 pub(super) fn options<R: Rank>(rank: R, case: &Case) -> Outcome {
     let good = || Spec::new(case, 8 * case.world, BF16);
-    let other_way = Way::ALL.into_iter().find(|&way| way != case.way);
+    let other_way = CPU_WAYS.into_iter().find(|&way| way != case.way);
     let other = [
         (
             "dtype",
