@@ -29,7 +29,7 @@ impl Run {
         Ok(())
     }
 
-    /// Says what was done, and closes with the tally, alone on its line.
+    /// Says what was done, and closes with the tally, alone on its line, if any test ran.
     pub(crate) fn summary(&self, outcome: &Outcome) {
         println!("\n==> summary");
         for (name, took) in &self.done {
@@ -38,7 +38,9 @@ impl Run {
         if let Err(message) = outcome {
             println!("FAILED            {message}");
         }
-        println!("{}", self.tally);
+        if self.tally != Tally::default() {
+            println!("{}", self.tally);
+        }
     }
 }
 
