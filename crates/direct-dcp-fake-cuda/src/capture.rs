@@ -7,7 +7,7 @@ use std::thread::ThreadId;
 
 use crate::code::{Code, Outcome};
 use crate::state::State;
-use crate::stream::{Stream, Work};
+use crate::stream::{Kind, Stream, Work};
 
 /// `CU_STREAM_CAPTURE_MODE_*`.
 pub(crate) const GLOBAL: u32 = 0;
@@ -132,7 +132,7 @@ pub(crate) fn refuse_captured(stream: &Stream) -> Outcome {
 }
 
 /// Queues work, or adds it to the capture that the stream is part of.
-pub(crate) fn submit(state: &State, stream: &Arc<Stream>, work: Work) -> Outcome {
+pub(crate) fn submit(state: &State, stream: &Arc<Stream>, work: Work, kind: Kind) -> Outcome {
     if let Some(capture) = stream.capture() {
         if capture.is_invalid() {
             return Err(Code::STREAM_CAPTURE_INVALIDATED);
@@ -148,8 +148,8 @@ pub(crate) fn submit(state: &State, stream: &Arc<Stream>, work: Work) -> Outcome
         .map(|other| (Arc::clone(other), other.position()))
         .collect();
     for (other, position) in waits {
-        stream.enqueue(Arc::new(move || other.wait_for(position)));
+        stream.enqueue(Arc::new(move || other.wait_for(position)), Kind::Ordinary);
     }
-    stream.enqueue(work);
+    stream.enqueue(work, kind);
     Ok(())
 }

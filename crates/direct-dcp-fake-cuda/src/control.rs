@@ -140,7 +140,8 @@ impl Fake {
         function()
     }
 
-    /// Registers the host function of a kernel, for launches from now on.
+    /// Registers the host function of a kernel, for launches from now on: of the entry point of
+    /// this name in any module, or, where the name is `entry@target`, in modules for that target.
     pub fn register_kernel(&self, name: &str, kernel: Kernel) {
         let function: unsafe extern "C" fn(*const c_char, Kernel) -> c_int =
             self.symbol("fakeCudaRegisterKernel");
@@ -148,6 +149,18 @@ impl Fake {
         // SAFETY: a C string that lives through the call, and a function.
         let code = unsafe { function(name.as_ptr(), kernel) };
         assert_eq!(code, 0, "the kernel was not registered");
+    }
+
+    /// The device on which the calling kernel runs: known on the thread that the driver calls it on.
+    pub fn launch_device(&self) -> Option<u32> {
+        let function: extern "C" fn() -> c_int = self.symbol("fakeCudaLaunchDevice");
+        u32::try_from(function()).ok()
+    }
+
+    /// Makes the calling kernel's launch end with a code: nothing more runs on its stream.
+    pub fn fail_launch(&self, code: i32) {
+        let function: extern "C" fn(c_int) = self.symbol("fakeCudaFailLaunch");
+        function(code);
     }
 
     /// Where the replicas behind a multicast span lie, or the code; see

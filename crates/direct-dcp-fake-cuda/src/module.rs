@@ -1,8 +1,11 @@
 //! Modules: the entry points that a PTX text declares, and the host functions that stand for them.
 
 use core::ffi::c_void;
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex, PoisonError};
+
+use crate::code::{Code, Outcome};
 
 /// A host function that runs in place of a kernel: arguments as `cuLaunchKernel` has them, blocks,
 /// threads of a block.
@@ -11,6 +14,8 @@ pub(crate) type Host = extern "C" fn(*mut *mut c_void, u32, u32);
 /// A loaded module.
 pub(crate) struct Module {
     pub(crate) context: usize,
+    /// What it is compiled for, as `sm_90`.
+    pub(crate) target: String,
     pub(crate) entries: Vec<(String, Vec<Parameter>)>,
     /// Handles of functions that were looked up.
     pub(crate) functions: Vec<usize>,
@@ -19,7 +24,9 @@ pub(crate) struct Module {
 /// A function of a module.
 pub(crate) struct Entry {
     pub(crate) context: usize,
+    pub(crate) device: u32,
     pub(crate) name: String,
+    pub(crate) target: String,
     pub(crate) parameters: Vec<Parameter>,
 }
 
@@ -39,12 +46,47 @@ pub(crate) fn register(name: String, host: Host) {
         .insert(name, host);
 }
 
-pub(crate) fn host(name: &str) -> Option<Host> {
-    HOSTS
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .get(name)
-        .copied()
+/// The host function of an entry: one registered as `name@target`, or else as `name`.
+pub(crate) fn host(entry: &Entry) -> Option<Host> {
+    let hosts = HOSTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let special = hosts.get(&format!("{}@{}", entry.name, entry.target));
+    special.or_else(|| hosts.get(&entry.name)).copied()
+}
+
+thread_local! {
+    /// The device of the launch that runs on this thread, and what its kernel says went wrong.
+    static LAUNCH: Cell<Option<(u32, Option<Code>)>> = const { Cell::new(None) };
+}
+
+/// Runs a kernel on behalf of a device.
+pub(crate) fn launch(device: u32, kernel: impl FnOnce()) -> Outcome {
+    LAUNCH.set(Some((device, None)));
+    kernel();
+    match LAUNCH.take() {
+        Some((_, Some(code))) => Err(code),
+        _ => Ok(()),
+    }
+}
+
+/// The device of the launch that runs on this thread.
+pub(crate) fn launched_on() -> Option<u32> {
+    LAUNCH.get().map(|(device, _)| device)
+}
+
+/// Makes the launch that runs on this thread end with a code.
+pub(crate) fn fail_launch(code: Code) {
+    if let Some((device, failure)) = LAUNCH.get() {
+        LAUNCH.set(Some((device, failure.or(Some(code)))));
+    }
+}
+
+/// What a module is compiled for.
+pub(crate) fn target(ptx: &str) -> String {
+    let text = strip_comments(ptx);
+    let mut words = text.split_whitespace();
+    words.find(|word| *word == ".target");
+    let word = words.next().unwrap_or_default();
+    word.split(',').next().unwrap_or_default().to_owned()
 }
 
 /// Reads what the fake needs of a PTX text: the directives it must have, and each entry's name and
@@ -142,7 +184,7 @@ fn width(kind: &str) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Parameter, parse};
+    use super::{Parameter, parse, target};
 
     #[test]
     fn entries_and_parameters_are_read() {
@@ -159,6 +201,7 @@ mod tests {
             [parameter(0, 8), parameter(8, 4), parameter(16, 24)]
         );
         assert_eq!(entries[1], ("bare".to_owned(), vec![]));
+        assert_eq!(target(ptx), "sm_90");
         assert!(parse(".version 8.1").is_err());
     }
 }

@@ -10,6 +10,15 @@ use crate::code::{Code, Outcome};
 /// A piece of work. It may run more than once: graphs replay it.
 pub(crate) type Work = Arc<dyn Fn() -> Outcome + Send + Sync>;
 
+/// Whether work is left out once its stream has failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Kernels, copies, waits: nothing more runs, as in a broken context.
+    Ordinary,
+    /// Records of events: whoever waits for one must not wait for ever.
+    Record,
+}
+
 pub(crate) struct Stream {
     pub(crate) handle: usize,
     pub(crate) context: usize,
@@ -22,7 +31,7 @@ pub(crate) struct Stream {
 
 #[derive(Default)]
 struct Inner {
-    queue: VecDeque<Work>,
+    queue: VecDeque<(Work, Kind)>,
     submitted: u64,
     done: u64,
     closed: bool,
@@ -61,9 +70,9 @@ impl Stream {
     fn work(&self) {
         loop {
             let mut inner = lock(&self.inner);
-            let work = loop {
-                if let Some(work) = inner.queue.pop_front() {
-                    break work;
+            let (work, kind) = loop {
+                if let Some(next) = inner.queue.pop_front() {
+                    break next;
                 }
                 if inner.closed {
                     return;
@@ -73,10 +82,9 @@ impl Stream {
                     .wait(inner)
                     .unwrap_or_else(PoisonError::into_inner);
             };
-            // After a failure nothing more runs, as in a broken context.
-            let broken = inner.error.is_some();
+            let skip = inner.error.is_some() && kind == Kind::Ordinary;
             drop(inner);
-            let outcome = if broken { Ok(()) } else { work() };
+            let outcome = if skip { Ok(()) } else { work() };
             let mut inner = lock(&self.inner);
             inner.done += 1;
             if let Err(code) = outcome {
@@ -87,9 +95,9 @@ impl Stream {
     }
 
     /// Queues work, whatever captures there are.
-    pub(crate) fn enqueue(&self, work: Work) {
+    pub(crate) fn enqueue(&self, work: Work, kind: Kind) {
         let mut inner = lock(&self.inner);
-        inner.queue.push_back(work);
+        inner.queue.push_back((work, kind));
         inner.submitted += 1;
         self.changed.notify_all();
     }

@@ -101,7 +101,8 @@ pub(crate) extern "C" fn fakeCudaContextDepth() -> usize {
     context_depth()
 }
 
-/// Registers the host function that runs in place of a kernel, on the thread of the stream.
+/// Registers the host function that runs in place of a kernel, on the thread of the stream. The
+/// name is the entry point's; `name@target`, as in `gather@sm_90`, means only modules for a target.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn fakeCudaRegisterKernel(name: In<c_char>, host: Option<Host>) -> c_int {
     match (name.text(), host) {
@@ -111,6 +112,18 @@ pub(crate) extern "C" fn fakeCudaRegisterKernel(name: In<c_char>, host: Option<H
         }
         _ => Code::INVALID_VALUE.0,
     }
+}
+
+/// The device of the launch that runs on the calling thread, or -1.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn fakeCudaLaunchDevice() -> c_int {
+    module::launched_on().map_or(-1, |device| device as c_int)
+}
+
+/// Makes the launch that runs on the calling thread end with a code, and its stream with it.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn fakeCudaFailLaunch(code: c_int) {
+    module::fail_launch(Code(code));
 }
 
 /// Where the replicas behind a multicast span lie in this process, one for each device of the team,

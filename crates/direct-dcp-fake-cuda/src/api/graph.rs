@@ -9,6 +9,7 @@ use crate::call::export;
 use crate::capture::{Capture, GLOBAL, RELAXED, submit};
 use crate::code::{Code, ensure};
 use crate::state::{new_handle, require_context, state};
+use crate::stream::Kind;
 
 export! {
     fn cuStreamBeginCapture_v2(stream: usize, mode: c_uint) {
@@ -65,7 +66,8 @@ export! {
         let graph = state.executables.get(&executable).cloned().ok_or(Code::INVALID_HANDLE)?;
         let (stream, _) = find(&mut state, stream)?;
         ensure(graph.context == stream.context, Code::INVALID_CONTEXT)?;
-        submit(&state, &stream, Arc::new(move || graph.work.iter().try_for_each(|work| work())))
+        let work = Arc::new(move || graph.work.iter().try_for_each(|work| work()));
+        submit(&state, &stream, work, Kind::Ordinary)
     }
     fn cuGraphExecDestroy(executable: usize) {
         let mut state = state();

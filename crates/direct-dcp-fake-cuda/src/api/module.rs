@@ -10,8 +10,9 @@ use crate::abi::{In, Out};
 use crate::call::export;
 use crate::capture::submit;
 use crate::code::{Code, Outcome, ensure};
-use crate::module::{Entry, Module, Parameter, host, parse};
+use crate::module::{Entry, Module, Parameter, host, launch, parse, target};
 use crate::state::{new_handle, require_context, state};
+use crate::stream::Kind;
 
 const ERROR_LOG: c_uint = 5;
 const ERROR_LOG_BYTES: c_uint = 6;
@@ -32,7 +33,8 @@ fn write_log(keys: &In<c_uint>, values: &In<*mut c_void>, count: usize, log: &st
 fn load(module: &Out<usize>, image: &In<c_char>, log: impl Fn(&str) -> Outcome) -> Outcome {
     let mut state = state();
     let (context, _) = require_context(&state)?;
-    let entries = match parse(&image.text()?) {
+    let text = image.text()?;
+    let entries = match parse(&text) {
         Ok(entries) => entries,
         Err(text) => {
             log(&text)?;
@@ -44,6 +46,7 @@ fn load(module: &Out<usize>, image: &In<c_char>, log: impl Fn(&str) -> Outcome) 
         handle,
         Module {
             context,
+            target: target(&text),
             entries,
             functions: Vec::new(),
         },
@@ -119,10 +122,12 @@ export! {
         let mut state = state();
         let found = state.modules.get_mut(&module).ok_or(Code::INVALID_HANDLE)?;
         let entry = found.entries.iter().find(|(entry, _)| *entry == name).ok_or(Code::NOT_FOUND)?;
-        let (context, parameters) = (found.context, entry.1.clone());
+        let (context, target, parameters) = (found.context, found.target.clone(), entry.1.clone());
         let handle = new_handle();
         found.functions.push(handle);
-        state.functions.insert(handle, Arc::new(Entry { context, name, parameters }));
+        let device = state.device_of(context)?;
+        let entry = Entry { context, device, name, target, parameters };
+        state.functions.insert(handle, Arc::new(entry));
         function.set(handle)
     }
     fn cuFuncGetParamInfo(function: usize, index: usize, offset: Out<usize>, bytes: Out<usize>) {
@@ -164,7 +169,7 @@ export! {
         let grid = product([grid_x, grid_y, grid_z])?;
         let block = product([block_x, block_y, block_z])?;
         ensure(block <= 1024, Code::INVALID_VALUE)?;
-        let Some(host) = host(&entry.name) else {
+        let Some(host) = host(&entry) else {
             eprintln!("fake CUDA: no host function is registered for the kernel {}", entry.name);
             return Err(Code::LAUNCH_FAILED);
         };
@@ -173,9 +178,8 @@ export! {
         let (stream, _) = find(&mut state, stream)?;
         ensure(stream.context == entry.context, Code::INVALID_HANDLE)?;
         let work = move || {
-            arguments.run(|pointers| host(pointers, grid, block));
-            Ok(())
+            launch(entry.device, || arguments.run(|pointers| host(pointers, grid, block)))
         };
-        submit(&state, &stream, Arc::new(work))
+        submit(&state, &stream, Arc::new(work), Kind::Ordinary)
     }
 }

@@ -14,7 +14,7 @@ use crate::capture::{refuse_captured, submit};
 use crate::code::{Code, Outcome, ensure};
 use crate::memory::check_access;
 use crate::state::{State, new_handle, require_context, state};
-use crate::stream::{Event, Stream, Work};
+use crate::stream::{Event, Kind, Stream, Work};
 
 /// Finds a live stream of the current context; 0 and 1 are the legacy default stream, 2 is the
 /// calling thread's.
@@ -50,7 +50,7 @@ fn queue(handle: usize, work: impl FnOnce(&State, u32) -> Outcome<Work>) -> Outc
     let mut state = state();
     let (stream, device) = find(&mut state, handle)?;
     let work = work(&state, device)?;
-    submit(&state, &stream, work)
+    submit(&state, &stream, work, Kind::Ordinary)
 }
 
 /// Pointers that work carries to the stream's thread.
@@ -195,7 +195,7 @@ export! {
                     event.wait_for(number);
                     Ok(())
                 };
-                if stream.capture().is_some() { Ok(()) } else { submit(&state, &stream, Arc::new(wait)) }
+                if stream.capture().is_some() { Ok(()) } else { submit(&state, &stream, Arc::new(wait), Kind::Ordinary) }
             }
         }
     }
@@ -223,7 +223,7 @@ export! {
                 event.record_captured(capture, stream.handle);
                 Ok(())
             }
-            None => submit(&state, &stream, event.record()),
+            None => submit(&state, &stream, event.record(), Kind::Record),
         }
     }
     fn cuEventQuery(event: usize) {

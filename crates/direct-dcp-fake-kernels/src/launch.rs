@@ -1,0 +1,224 @@
+//! A launch: its arguments, checked, and its blocks.
+
+#![allow(unsafe_code)] // arguments and tables, by address
+
+use core::ffi::c_void;
+use core::num::NonZeroU32;
+use core::sync::atomic::{AtomicI32, Ordering};
+use std::time::Instant;
+
+use direct_dcp_kernels::device::{Arguments, Receiver, State, Status};
+use direct_dcp_kernels::{Call, Shape, protocol};
+
+use crate::block::Block;
+use crate::{fake, memory};
+
+/// `CUDA_ERROR_INVALID_VALUE`, `_ILLEGAL_ADDRESS` and `_MISALIGNED_ADDRESS`.
+const INVALID_VALUE: i32 = 1;
+const ILLEGAL_ADDRESS: i32 = 700;
+const MISALIGNED_ADDRESS: i32 = 716;
+
+/// A launch under way, shared by its blocks.
+pub(crate) struct Launch {
+    pub(crate) arguments: Arguments,
+    /// The entries of [`Arguments::receivers`].
+    pub(crate) receivers: Vec<Receiver>,
+    pub(crate) world_size: NonZeroU32,
+    pub(crate) slots: NonZeroU32,
+    pub(crate) blocks: NonZeroU32,
+    /// Bytes of each access.
+    pub(crate) unit: u64,
+    /// Whether one store reaches all ranks.
+    pub(crate) everywhere: bool,
+    pub(crate) started: Instant,
+    device: u32,
+    failure: AtomicI32,
+}
+
+/// Runs a kernel: `body`, unless the arguments are of no use.
+pub(crate) fn run(
+    params: *mut *mut c_void,
+    grid: u32,
+    unit: u64,
+    everywhere: bool,
+    body: impl FnOnce(&Launch),
+) {
+    // SAFETY: the driver passes one pointer for each parameter that the PTX declares: there is one.
+    let first = unsafe { params.read() };
+    // SAFETY: the parameter is an `Arguments`, by the PTX; the launch checked its size.
+    let arguments: Arguments = unsafe { memory::read(first.expose_provenance() as u64) };
+    let failure = match Launch::new(arguments, grid, unit, everywhere) {
+        Ok(launch) => {
+            body(&launch);
+            launch.failure.into_inner()
+        }
+        Err(code) => code,
+    };
+    if failure != 0 {
+        fake().fail_launch(failure);
+    }
+}
+
+impl Launch {
+    fn new(arguments: Arguments, grid: u32, unit: u64, everywhere: bool) -> Result<Self, i32> {
+        let device = fake().launch_device().ok_or(INVALID_VALUE)?;
+        let mut launch = Launch {
+            world_size: NonZeroU32::new(arguments.world_size).ok_or(INVALID_VALUE)?,
+            slots: NonZeroU32::new(arguments.slots).ok_or(INVALID_VALUE)?,
+            blocks: NonZeroU32::new(grid).ok_or(INVALID_VALUE)?,
+            receivers: Vec::new(),
+            arguments,
+            unit,
+            everywhere,
+            started: *EPOCH,
+            device,
+            failure: AtomicI32::new(0),
+        };
+        launch.check()?;
+        Ok(launch)
+    }
+
+    /// Checks, before anything is touched, that the device may touch all that a gather can.
+    fn check(&mut self) -> Result<(), i32> {
+        let a = self.arguments;
+        let expected = if self.everywhere { 1 } else { a.world_size };
+        if a.receiver_count != expected || a.rank >= a.world_size {
+            return Err(INVALID_VALUE);
+        }
+        let slice = a.shape.bytes();
+        let all = slice * u64::from(a.world_size);
+        if all > a.slot_bytes {
+            return Err(INVALID_VALUE);
+        }
+        let aligned = [a.local, a.out, slice, a.slot_bytes, a.own.rows];
+        if aligned.iter().any(|n| !n.is_multiple_of(self.unit)) {
+            return Err(MISALIGNED_ADDRESS);
+        }
+        let entries = u64::from(a.receiver_count);
+        self.require(a.receivers, entries * size_of::<Receiver>() as u64, false)?;
+        let field = |index, field| {
+            let address = a.receivers + (field * entries + index) * 8;
+            // SAFETY: inside the table, as required above.
+            unsafe { memory::read::<u64>(address) }
+        };
+        self.receivers = (0..entries)
+            // SAFETY: an entry of the table, whose span was checked; the host wrote it long ago.
+            .map(|address| unsafe { memory::read::<Receiver>(address) })
+            .collect();
+
+        self.require(a.local, slice, false)?;
+        if a.out != 0 {
+            self.require(a.out, all, true)?;
+        }
+        self.require(a.state, size_of::<State>() as u64, true)?;
+        let words = u64::from(a.world_size) * 4;
+        self.require(a.status, size_of::<Status>() as u64 + words, true)?;
+        self.require(a.interrupts, 4 + words, false)?;
+        self.require_receiver(&a.own)?;
+        for receiver in &self.receivers {
+            if receiver.rows.is_multiple_of(self.unit) {
+                self.require_receiver(receiver)?;
+            } else {
+                return Err(MISALIGNED_ADDRESS);
+            }
+        }
+        Ok(())
+    }
+
+    fn require_receiver(&self, receiver: &Receiver) -> Result<(), i32> {
+        let entries = u64::from(self.slots.get()) * u64::from(self.world_size.get());
+        let spans = [
+            (
+                receiver.rows,
+                u64::from(self.slots.get()) * self.arguments.slot_bytes,
+            ),
+            (receiver.signals, entries * 4),
+            (receiver.shapes, entries * size_of::<Shape>() as u64),
+            (receiver.notice, 4),
+        ];
+        let own = *receiver == self.arguments.own;
+        for (address, bytes) in spans.into_iter().filter(|(address, _)| *address != 0) {
+            if self.everywhere && !own {
+                self.replicas(address, bytes).map_err(|_| ILLEGAL_ADDRESS)?;
+            } else {
+                self.require(address, bytes, true)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Says no where the device may not read or write a span by ordinary accesses.
+    fn require(&self, address: u64, bytes: u64, write: bool) -> Result<(), i32> {
+        match fake().may_access(self.device, address, bytes as usize, write) {
+            true => Ok(()),
+            false => Err(ILLEGAL_ADDRESS),
+        }
+    }
+
+    /// Whether the device may write a span by ordinary stores; the launch has failed where not.
+    pub(crate) fn may_write(&self, address: u64, bytes: u64) -> bool {
+        let allowed = self.require(address, bytes, true);
+        if let Err(code) = allowed {
+            self.fail(code);
+        }
+        allowed.is_ok()
+    }
+
+    /// Where a store to a multicast address goes; nowhere, and the launch has failed, where some
+    /// device has bound no memory.
+    pub(crate) fn replicas_or_fail(&self, address: u64, bytes: u64) -> Vec<u64> {
+        self.replicas(address, bytes).unwrap_or_else(|code| {
+            self.fail(code);
+            Vec::new()
+        })
+    }
+
+    fn replicas(&self, address: u64, bytes: u64) -> Result<Vec<u64>, i32> {
+        let found = fake().multicast_replicas(address, bytes as usize)?;
+        let addresses = found.into_iter().map(|pointer| pointer.expose_provenance());
+        Ok(addresses.map(|address| address as u64).collect())
+    }
+
+    fn fail(&self, code: i32) {
+        // The first one counts.
+        let _ = self
+            .failure
+            .compare_exchange(0, code, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// A gather, with a thread for each block.
+    pub(crate) fn gather(&self, copy_out: bool) {
+        let call = Call {
+            world_size: self.world_size,
+            rank: self.arguments.rank,
+            slots: self.slots,
+            shape: self.arguments.shape,
+            copy_out,
+            timeout: self.arguments.timeout,
+        };
+        self.each_block(|block| protocol::gather(block, &call));
+    }
+
+    /// Runs `body` for every block at once.
+    pub(crate) fn each_block(&self, body: impl Fn(&Block<'_>) + Sync) {
+        let run = |block| {
+            body(&Block {
+                launch: self,
+                block,
+            });
+        };
+        std::thread::scope(|scope| {
+            let run = &run;
+            for block in 1..self.blocks.get() {
+                std::thread::Builder::new()
+                    .stack_size(128 << 10)
+                    .spawn_scoped(scope, move || run(block))
+                    .expect("a thread for each block");
+            }
+            run(0);
+        });
+    }
+}
+
+/// The beginning of the devices' clock.
+static EPOCH: std::sync::LazyLock<Instant> = std::sync::LazyLock::new(Instant::now);

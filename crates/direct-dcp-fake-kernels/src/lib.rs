@@ -1,0 +1,109 @@
+//! The gather kernels as host functions: the protocol's own code over the memory of the fake driver.
+//!
+//! [`register`] hands them to [`direct_dcp_fake_cuda`]. From then on code that launches the kernels
+//! of `direct_dcp_kernels::device` runs on a machine without a GPU, by the same
+//! [`protocol::gather`](direct_dcp_kernels::protocol::gather). A block is a thread of the CPU, and
+//! has one thread of the kernel.
+//!
+//! What a GPU would leave undefined ends the launch with an error here: memory that the device may
+//! not touch, accesses that are not aligned to the kernel's unit, an ordinary access to a multicast
+//! address, a multicast access where some device has bound no memory.
+//!
+//! The stores of a launch can be made to fail: see [`sabotage`].
+
+mod block;
+mod launch;
+mod memory;
+mod sabotage;
+mod staged;
+
+use core::ffi::c_void;
+use std::sync::OnceLock;
+
+use direct_dcp_fake_cuda::{Fake, Kernel};
+use direct_dcp_kernels::device::{GATHER_ENTRIES, MULTICAST_PTX, STAGED_ENTRIES, UNICAST_PTX};
+
+pub use sabotage::{Sabotage, sabotage};
+
+/// Registers every kernel of both modules.
+///
+/// # Panics
+/// If a module has a kernel that there is no host function for.
+pub fn register(fake: &Fake) {
+    let (unicast, multicast) = (target(UNICAST_PTX), target(MULTICAST_PTX));
+    assert_ne!(
+        unicast, multicast,
+        "the modules are told apart by their targets"
+    );
+    for (width, copy_out, name) in GATHER_ENTRIES {
+        for (text, target, everywhere) in [
+            (UNICAST_PTX, unicast, false),
+            (MULTICAST_PTX, multicast, true),
+        ] {
+            if text.contains(&format!(".entry {name}(")) {
+                let kernel = gather_kernel(width, copy_out, everywhere);
+                let kernel = kernel.unwrap_or_else(|| panic!("no host function for {name}"));
+                fake.register_kernel(&format!("{name}@{target}"), kernel);
+            }
+        }
+    }
+    for (name, kernel) in STAGED_ENTRIES.into_iter().zip(STAGED) {
+        fake.register_kernel(&format!("{name}@{unicast}"), kernel);
+    }
+}
+
+/// The library that calls the kernels.
+fn fake() -> &'static Fake {
+    static FAKE: OnceLock<Fake> = OnceLock::new();
+    FAKE.get_or_init(Fake::open)
+}
+
+/// What a module is compiled for.
+fn target(text: &str) -> &str {
+    let mut lines = text
+        .lines()
+        .filter_map(|line| line.strip_prefix(".target "));
+    lines.next().unwrap_or_default().trim()
+}
+
+fn gather_kernel(width: u32, copy_out: bool, everywhere: bool) -> Option<Kernel> {
+    Some(match (width, copy_out, everywhere) {
+        (1, false, false) => gather::<1, false, false>,
+        (1, true, false) => gather::<1, true, false>,
+        (2, false, false) => gather::<2, false, false>,
+        (2, true, false) => gather::<2, true, false>,
+        (4, false, false) => gather::<4, false, false>,
+        (4, true, false) => gather::<4, true, false>,
+        (8, false, false) => gather::<8, false, false>,
+        (8, true, false) => gather::<8, true, false>,
+        (16, false, false) => gather::<16, false, false>,
+        (16, true, false) => gather::<16, true, false>,
+        (16, false, true) => gather::<16, false, true>,
+        (16, true, true) => gather::<16, true, true>,
+        _ => return None,
+    })
+}
+
+extern "C" fn gather<const WIDTH: u64, const COPY_OUT: bool, const EVERYWHERE: bool>(
+    params: *mut *mut c_void,
+    grid: u32,
+    _threads: u32,
+) {
+    launch::run(params, grid, WIDTH, EVERYWHERE, |launch| {
+        launch.gather(COPY_OUT);
+    });
+}
+
+const STAGED: [Kernel; 3] = [staged_advance, staged_publish, staged_copy];
+
+extern "C" fn staged_advance(params: *mut *mut c_void, grid: u32, _threads: u32) {
+    launch::run(params, grid, 16, false, staged::advance);
+}
+
+extern "C" fn staged_publish(params: *mut *mut c_void, grid: u32, _threads: u32) {
+    launch::run(params, grid, 16, false, staged::publish);
+}
+
+extern "C" fn staged_copy(params: *mut *mut c_void, grid: u32, _threads: u32) {
+    launch::run(params, grid, 16, false, staged::copy);
+}

@@ -1,0 +1,66 @@
+//! The three launches of the staged algorithm, which the gather is compared with.
+
+#![allow(unsafe_code)] // device memory
+
+use core::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use direct_dcp_kernels::Machine;
+use direct_dcp_kernels::protocol::slot_of;
+
+use crate::launch::Launch;
+use crate::memory;
+
+/// When the wait gives up, as the kernel does after so many polls.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The epoch of the call.
+pub(crate) fn advance(launch: &Launch) {
+    launch.each_block(|block| {
+        block.epoch_word().fetch_add(1, Ordering::Relaxed);
+    });
+}
+
+/// Stores the rows to every rank, publishes, waits.
+pub(crate) fn publish(launch: &Launch) {
+    launch.each_block(|block| {
+        let epoch = block.epoch();
+        let slot = slot_of(epoch, launch.slots);
+        block.store_share(slot);
+        // A CPU has no count that orders less.
+        if block.arrive() + 1 != launch.blocks.get() {
+            return;
+        }
+        block.reset_arrivals();
+        for receiver in 0..launch.arguments.receiver_count {
+            block.publish(receiver, slot, launch.arguments.shape, epoch as u32);
+        }
+        let start = Instant::now();
+        for source in 0..launch.world_size.get() {
+            let mut polls = 0;
+            while block.observe(slot, source) != epoch as u32 && start.elapsed() < PATIENCE {
+                block.relax(polls);
+                polls += 1;
+            }
+        }
+    });
+}
+
+/// Copies the slot to the output.
+pub(crate) fn copy(launch: &Launch) {
+    launch.each_block(|block| {
+        let arguments = &launch.arguments;
+        let all = arguments.shape.bytes() * u64::from(arguments.world_size);
+        let slot = u64::from(slot_of(block.epoch(), launch.slots));
+        let from = arguments.own.rows + slot * arguments.slot_bytes;
+        let share = block.share(all);
+        // SAFETY: spans that the launch checked; the launch before waited for all rows.
+        unsafe {
+            memory::copy(
+                arguments.out + share.start,
+                from + share.start,
+                share.end - share.start,
+            );
+        }
+    });
+}
