@@ -158,18 +158,7 @@ impl Lane {
         let context = kernel.context().clone();
         let stream = Stream::new(&context)?;
         let table = DeviceBuffer::new(&context, receivers.len() * size_of::<Receiver>())?;
-        let words: Vec<u8> = receivers
-            .iter()
-            .flat_map(|receiver| {
-                [
-                    receiver.rows,
-                    receiver.signals,
-                    receiver.shapes,
-                    receiver.notice,
-                ]
-            })
-            .flat_map(u64::to_ne_bytes)
-            .collect();
+        let words: Vec<u8> = Receiver::table(&receivers).flat_map(u64::to_ne_bytes).collect();
         table.upload(&stream, 0, &words)?;
         let state = DeviceBuffer::new(&context, size_of::<State>())?;
         state.upload(&stream, 0, &[0; size_of::<State>()])?;
@@ -421,6 +410,8 @@ impl Lane {
         let width = Self::width(shape, local, out);
         if !capturing {
             self.follow_up(book, stream)?;
+            // The count of calls may be another one now.
+            self.check(book, shape, local)?;
         }
         let copies = self.options.copy_engine;
         let slot = (book.issued + 1) % u64::from(self.options.layout.slots);
@@ -454,13 +445,13 @@ impl Lane {
             // grid resident.
             unsafe { function.launch(launch, stream, &[Param::new(&arguments)]) }?;
         }
+        book.issued += 1;
         if let Some(out) = out.filter(|_| copies) {
             let from = self.own.rows + slot * self.slot_bytes;
             // SAFETY: the slot holds the gathered rows once the launch before has ended, and the
             // output is the caller's promise.
             unsafe { stream.copy_on_device(out.address(), from, out.bytes()) }?;
         }
-        book.issued += 1;
         if capturing {
             book.captured = true;
         } else {
@@ -502,14 +493,14 @@ impl Lane {
 
     /// Orders a call after the ones before it, whatever streams they and their readers were on.
     fn follow_up(&self, book: &mut Book, stream: &Stream) -> Result<(), LaunchError> {
-        if book.captured {
-            // Replays have moved the epoch: only the device knows how far. (Waiting for the whole
-            // context would wait for peers that share it, and they for us.)
-            book.issued = self.epoch(stream)?;
-            book.captured = false;
-        }
         if book.last_stream.is_some_and(|last| last != stream.as_raw()) {
             stream.wait(&book.last)?;
+        }
+        if book.captured {
+            // Replays may have moved the epoch, now or at any later time: only the device knows
+            // how far. (Waiting for the whole context would wait for peers that share it, and they
+            // for us.)
+            book.issued = self.epoch(stream)?;
         }
         for read in lock(&self.holds).reads.drain(..) {
             stream.wait(&read)?;
@@ -626,9 +617,10 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        lock(&self.lane.holds)
-            .epochs
-            .retain(|&epoch| epoch != self.epoch);
+        // One of them: a captured call has the number of an eager one.
+        let mut holds = lock(&self.lane.holds);
+        let mine = holds.epochs.iter().position(|&epoch| epoch == self.epoch);
+        mine.map(|index| holds.epochs.remove(index));
     }
 }
 

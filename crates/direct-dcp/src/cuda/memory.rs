@@ -119,9 +119,11 @@ fn allocate(
     bytes: usize,
     facts: &[Fact],
 ) -> Result<Arc<Mapping>, CudaError> {
-    let handles = match group.one_process() {
-        true => HandleTypes::NONE,
-        false => HandleTypes::POSIX_FD,
+    // What a multicast object is passed on by, the memory behind it must have as well.
+    let passed_on = !group.one_process() || facts.iter().all(|fact| fact.multicast);
+    let handles = match passed_on {
+        true => HandleTypes::POSIX_FD,
+        false => HandleTypes::NONE,
     };
     let memory = Allocation::create(context, bytes, handles, Granularity::Recommended)?;
     if !group.one_process() {
