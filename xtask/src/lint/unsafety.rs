@@ -3,11 +3,12 @@
 use super::Finding;
 use super::source::{Rust, has_word};
 
-/// Folders that may hold unsafe code: memory of the system and of the driver, and the two leaves
-/// of the kernels that touch it.
-const ROOMS: [&str; 5] = [
+/// Folders that may hold unsafe code: memory of the system and of the driver, the fakes that stand
+/// for the driver and its kernels, and the two leaves of the kernels that touch memory.
+const ROOMS: [&str; 6] = [
     "crates/direct-dcp-cuda/",
     "crates/direct-dcp-fake-cuda/",
+    "crates/direct-dcp-fake-kernels/",
     "crates/direct-dcp-shm/",
     "crates/direct-dcp-kernels/src/host/",
     "crates/direct-dcp-kernels/src/ptx/",
