@@ -7,7 +7,7 @@
 //! | `ranks` | running a task on ranks that are threads or processes |
 //! | `shard` | which rank holds which token |
 //! | `tensor_file`, `output` | reading and writing safetensors files |
-//! | `machine` | processors, memory and limits |
+//! | `machine`, `gpu` | processors, memory and limits; devices |
 //! | `report`, `error`, `interrupt`, `args` | printing, failing, being told to stop, and options |
 #![forbid(unsafe_code)]
 
@@ -16,6 +16,7 @@ mod bench;
 mod doctor;
 mod error;
 mod gather;
+mod gpu;
 mod interrupt;
 mod machine;
 mod output;
@@ -37,6 +38,7 @@ use std::process::ExitCode;
     after_help = "\
 Examples:
   direct-dcp gather examples/data/minilm_kv_small.safetensors --ranks 4
+  direct-dcp gather examples/data/minilm_kv_small.safetensors --backend cuda
   direct-dcp bench --ranks 2
   direct-dcp doctor
 
@@ -73,10 +75,7 @@ fn main() -> ExitCode {
     let done = match &cli.command {
         // Ranks leave it to their parent to tidy up.
         Command::Rank => ranks::serve(),
-        command => {
-            interrupt::listen();
-            run(command)
-        }
+        command => start(command),
     };
     match done {
         // Nobody is left to be told.
@@ -88,6 +87,16 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn start(command: &Command) -> Result<(), Error> {
+    match command {
+        Command::Gather(args) => gpu::want_queues(args.backend())?,
+        Command::Bench(args) => gpu::want_queues(args.backend())?,
+        _ => {}
+    }
+    interrupt::listen();
+    run(command)
 }
 
 fn run(command: &Command) -> Result<(), Error> {

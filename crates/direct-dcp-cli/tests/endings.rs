@@ -199,7 +199,7 @@ fn the_doctor_finds_both_kinds_of_group() {
             .unwrap(),
     );
     assert_eq!(ended.status.code(), Some(1), "{ended:?}");
-    assert!(ended.stdout.contains("processes     FAILED"), "{ended:?}");
+    assert!(ended.stdout.contains("processes       FAILED"), "{ended:?}");
     assert!(ended.stdout.contains("set TMPDIR"), "{ended:?}");
 }
 

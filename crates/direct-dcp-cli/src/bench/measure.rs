@@ -2,7 +2,8 @@
 
 use super::ceiling::Ceiling;
 use super::clock::{agree_on_start, now, wait_until, word};
-use super::pattern;
+use super::device::{self, Gpu};
+use super::{Found, pattern};
 use crate::machine;
 use crate::ranks::{Emit, Message, RankError, WayChoice};
 use crate::report::{median, p99};
@@ -11,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// Fills what rows are copied into.
-const POISON: u8 = 0xA5;
+pub(super) const POISON: u8 = 0xA5;
 
 /// How long a loop of plain copies takes at least, in nanoseconds, for the ranks' starts not to
 /// matter.
@@ -50,6 +51,8 @@ pub(crate) struct Task {
     pub(super) warmup: usize,
     pub(super) loops: usize,
     pub(super) check: bool,
+    /// None if the ranks are on CPUs.
+    pub(super) gpu: Option<Gpu>,
 }
 
 /// What was measured.
@@ -74,8 +77,13 @@ impl Task {
         self.rows.len() * self.ways.len() * self.modes.len()
     }
 
-    /// The memory that all ranks need together, at most; none if it cannot be counted.
+    /// The host memory that all ranks need together, at most; none if it cannot be counted.
     pub(super) fn memory(&self, ranks: usize) -> Option<usize> {
+        if self.gpu.is_some() {
+            // The rank's rows, and what is read back to be checked.
+            let most = self.rows.iter().max()?.checked_mul(self.row_bytes)?;
+            return most.checked_mul(ranks.checked_add(1)?)?.checked_mul(ranks);
+        }
         let mut most = 0;
         for &rows in &self.rows {
             let slice = rows.checked_mul(self.row_bytes)?;
@@ -85,7 +93,7 @@ impl Task {
                 .checked_add(Ceiling::memory(slice, ranks)?)?
                 .checked_mul(ranks)?;
             for &way in &self.ways {
-                let shared = self.options(rows.checked_mul(ranks)?, way);
+                let shared = self.options(rows.checked_mul(ranks)?, way, Some(self.blocks));
                 let shared = shared.memory_bytes(ranks).ok()?;
                 most = most.max(private.checked_add(shared)?);
             }
@@ -93,9 +101,27 @@ impl Task {
         Some(most)
     }
 
-    fn options(&self, capacity: usize, way: WayChoice) -> WorkspaceOptions {
+    /// The device memory that each rank needs, at most; none if it cannot be counted.
+    pub(super) fn device_memory(&self, ranks: usize) -> Option<usize> {
+        let rows = *self.rows.iter().max()?;
+        let slice = rows.checked_mul(self.row_bytes)?;
+        let options = self.options(rows.checked_mul(ranks)?, WayChoice::Auto, None);
+        let shared = options.device_bytes(ranks).ok()?;
+        shared.checked_add(slice.checked_mul(ranks.checked_add(1)?)?)
+    }
+
+    pub(super) fn options(
+        &self,
+        capacity: usize,
+        way: WayChoice,
+        blocks: Option<usize>,
+    ) -> WorkspaceOptions {
         let format = RowFormat::new(DType::Bytes, self.row_bytes);
-        let options = WorkspaceOptions::new(capacity, format).blocks(self.blocks);
+        let options = WorkspaceOptions::new(capacity, format);
+        let options = match blocks {
+            Some(blocks) => options.blocks(blocks),
+            None => options,
+        };
         match way.forced() {
             Some(way) => options.way(way),
             None => options,
@@ -104,15 +130,18 @@ impl Task {
 
     /// One rank's part.
     pub(crate) fn run(&self, group: &Group, emit: &mut Emit<'_>) -> Result<(), RankError> {
+        if let Some(gpu) = self.gpu {
+            return device::run(self, gpu, group, emit);
+        }
         for &way in &self.ways {
             for &rows in &self.rows {
-                let options = self.options(rows * group.world_size(), way);
+                let options = self.options(rows * group.world_size(), way, Some(self.blocks));
                 let gather = KvGather::new(Workspace::new(group, options)?);
                 for &mode in &self.modes {
                     let row = Case::new(self, group, &gather, rows, mode).measure()?;
                     if group.rank() == 0 {
-                        let text =
-                            serde_json::to_string(&row).map_err(|error| error.to_string())?;
+                        let text = serde_json::to_string(&Found::Row(row))
+                            .map_err(|error| error.to_string())?;
                         emit(Message::Text(text))?;
                     }
                 }

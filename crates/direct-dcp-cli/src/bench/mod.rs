@@ -2,26 +2,32 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `mod` | the command line, and what is printed |
-//! | `measure` | what every rank does |
+//! | `mod` | the command line |
+//! | `measure` | what every rank does on CPUs |
+//! | `device` | what every rank does on GPUs |
 //! | `ceiling` | the plain copies |
 //! | `clock` | one time for all ranks, and loops that start together |
+//! | `printer` | what is printed |
 //! | `pattern` | random rows that any rank can check |
 
 mod ceiling;
 mod clock;
+mod device;
 mod measure;
 mod pattern;
+mod printer;
 
 pub(crate) use measure::Task;
 
 use crate::error::Error;
+use crate::gpu::{Gpus, Place};
 use crate::ranks::{self, Backend, Message, WayChoice};
-use crate::report::{self, Table, micros};
 use crate::{args, machine};
+use device::{Copies, Gpu};
 use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
 use measure::{Mode, Row};
-use serde_json::json;
+use printer::Printer;
+use serde::{Deserialize, Serialize};
 use std::io::IsTerminal;
 
 /// Time gathers beside plain copies of the same bytes.
@@ -39,10 +45,22 @@ ceiling  what plain copies take of the bytes that one call must deliver to each 
          the slices of all ranks
 #wrong   bytes that were not as sent, on all ranks, in warm-up and at the end of every loop
 
+On GPUs (--backend cuda or cuda-processes):
+
+time     of a loop between two events on a rank's stream, divided by its calls, after a call that
+         lets the ranks start together; the median of the loops, on the slowest rank. With -G the
+         calls of a loop are a graph, launched that many times between the events
+p99      of the loops of all ranks
+floor    in place of the ceiling, at the rate of plain device-to-device copies in the same run. Ranks
+         that share one device: each slice is read once and written once for every rank, so W + W x W
+         slices at the rate of bytes read and written. Ranks on several devices: the slices that come
+         in over one device's link, at the rate of copies between two devices
+
 Examples:
   direct-dcp bench
   direct-dcp bench --ranks 2 --rows 1,1024 --mode zero-copy --way shared-slot,push
-  direct-dcp bench -b 1K -e 16M -f 4 -n 50 --backend processes --format csv")]
+  direct-dcp bench -b 1K -e 16M -f 4 -n 50 --backend processes --format csv
+  direct-dcp bench --backend cuda --ranks 4 -G 20 --way push,pull,staged")]
 pub(crate) struct Args {
     /// The smallest size S; K, M and G stand for powers of 1024
     #[arg(short = 'b', long, value_name = "SIZE", value_parser = args::size, conflicts_with = "rows")]
@@ -56,6 +74,9 @@ pub(crate) struct Args {
     /// Calls in each timed loop
     #[arg(short = 'n', long, value_name = "N", default_value_t = 20, value_parser = args::iterations)]
     iters: usize,
+    /// GPUs: make the calls of a loop a graph, and launch it this many times in each loop
+    #[arg(short = 'G', long, value_name = "N", value_parser = args::iterations)]
+    cudagraph: Option<usize>,
     /// Calls before the first loop
     #[arg(
         short = 'w',
@@ -83,6 +104,9 @@ pub(crate) struct Args {
     /// What the ranks are
     #[arg(long, value_enum, default_value_t = Backend::Threads)]
     backend: Backend,
+    /// The GPU of all ranks [default: of rank r, device r modulo their number]
+    #[arg(long, value_name = "N")]
+    device: Option<u32>,
     /// How rows travel, one or more
     #[arg(
         long,
@@ -101,7 +125,8 @@ pub(crate) struct Args {
         default_value = "copy-out,zero-copy"
     )]
     mode: Vec<Mode>,
-    /// Threads that share a rank's copies [default: processors / ranks, 8 at most]
+    /// Threads that share a rank's copies [default: processors / ranks, 8 at most]; on GPUs, the
+    /// most blocks of a launch [default: as many as pay]
     #[arg(long, value_name = "N", value_parser = blocks)]
     blocks: Option<usize>,
     /// How to print the result
@@ -134,8 +159,47 @@ fn blocks(text: &str) -> Result<usize, String> {
     }
 }
 
+/// Something that rank 0 tells of a benchmark.
+#[derive(Debug, Serialize, Deserialize)]
+enum Found {
+    Copies(Copies),
+    Row(Row),
+}
+
+impl Args {
+    pub(crate) fn backend(&self) -> Backend {
+        self.backend
+    }
+}
+
 pub(crate) fn run(args: &Args) -> Result<(), Error> {
+    let place = Place::of(args.backend, args.device)?;
+    for way in &args.way {
+        way.check(args.backend)?;
+    }
+    if args.cudagraph.is_some() && !args.backend.on_gpus() {
+        return Err(Error::Failed(
+            "--cudagraph is for GPUs; use it with --backend cuda or cuda-processes".into(),
+        ));
+    }
+    if args.cudagraph.is_some() && args.way.contains(&WayChoice::CopyEngine) {
+        return Err(Error::Failed(
+            "--way copy-engine cannot be captured into a graph; leave out --cudagraph".into(),
+        ));
+    }
+    let (gpus, gpu) = match place {
+        Place::Cpu => (None, None),
+        Place::Cuda { device } => {
+            let gpu = Gpu {
+                device,
+                launches: args.cudagraph,
+                blocks: args.blocks,
+            };
+            (Some(Gpus::open(device)?), Some(gpu))
+        }
+    };
     let task = Task {
+        gpu,
         rows: rows(args)?,
         row_bytes: args.row_bytes,
         ways: args.way.clone(),
@@ -150,25 +214,37 @@ pub(crate) fn run(args: &Args) -> Result<(), Error> {
     };
     let instead = "use fewer ranks, or fewer or shorter rows";
     machine::check_memory(task.memory(args.ranks), "this benchmark", instead)?;
+    if let Some(gpus) = &gpus {
+        let bytes = task.device_memory(args.ranks);
+        gpus.check_memory(args.ranks, bytes, "this benchmark", instead)?;
+    }
 
     let progress = progress(task.cases() as u64);
-    let printer = Printer::new(args, &task);
+    let printer = Printer::new(args, &task, gpus);
     // The bar and the table may share a terminal.
     let shown = |print: &dyn Fn() -> Result<(), Error>| progress.suspend(print);
     shown(&|| printer.begin())?;
     let mut rows: Vec<Row> = Vec::new();
+    let mut copies: Option<Copies> = None;
     let work = ranks::Task::Bench(task);
     ranks::run(args.backend, args.ranks, &work, &mut |message| {
         if let Message::Text(text) = message {
-            let row: Row = serde_json::from_str(&text).map_err(|error| error.to_string())?;
-            shown(&|| printer.row(&row))?;
-            rows.push(row);
-            progress.inc(1);
+            match serde_json::from_str(&text).map_err(|error| error.to_string())? {
+                Found::Copies(found) => {
+                    shown(&|| printer.copies(&found))?;
+                    copies = Some(found);
+                }
+                Found::Row(row) => {
+                    shown(&|| printer.row(&row))?;
+                    rows.push(row);
+                    progress.inc(1);
+                }
+            }
         }
         Ok(())
     })?;
     progress.finish_and_clear();
-    printer.end(&rows)?;
+    printer.end(&rows, copies.as_ref())?;
     let wrong: u64 = rows.iter().filter_map(|row| row.wrong).sum();
     match wrong {
         0 => Ok(()),
@@ -215,118 +291,4 @@ fn progress(cases: u64) -> ProgressBar {
     }
     bar.tick();
     bar
-}
-
-/// Prints rows as they come, where the format allows it.
-struct Printer<'a> {
-    args: &'a Args,
-    blocks: usize,
-    table: Table,
-}
-
-impl<'a> Printer<'a> {
-    fn new(args: &'a Args, task: &Task) -> Self {
-        Printer {
-            args,
-            blocks: task.blocks,
-            table: Table::new(&[12, 8, 11, 9, 9, 9, 8, 8, 9, 6, 7], 0),
-        }
-    }
-
-    fn begin(&self) -> Result<(), Error> {
-        match self.args.format {
-            Format::Json => Ok(()),
-            Format::Csv => report::line(
-                "ranks,backend,blocks,row_bytes,size,rows,way,mode,time_us,p99_us,algbw_gbs,\
-                 busbw_gbs,ceiling_us,ratio,wrong",
-            ),
-            Format::Table => {
-                report::line(&format!(
-                    "# direct-dcp {}: {} ranks as {}, {} processors, {} threads per rank, rows of {} bytes",
-                    env!("CARGO_PKG_VERSION"),
-                    self.args.ranks,
-                    self.args.backend,
-                    machine::cores(),
-                    self.blocks,
-                    self.args.row_bytes,
-                ))?;
-                report::line(&format!(
-                    "# size = S = ranks x rows x row bytes, the receive buffer of one rank; time = \
-                     median of {} loops of {} calls, per call",
-                    self.args.loops, self.args.iters
-                ))?;
-                report::line(
-                    "# algbw = S / time; busbw = algbw x (ranks - 1) / ranks; ceiling = plain copies of what a call \
-                     delivers; ratio = time / ceiling",
-                )?;
-                report::line(&self.table.row(&[
-                    "size", "rows", "way", "mode", "time", "p99", "algbw", "busbw", "ceiling",
-                    "ratio", "#wrong",
-                ]))?;
-                report::line(&self.table.row(&[
-                    "(B)", "", "", "", "(us)", "(us)", "(GB/s)", "(GB/s)", "(us)", "", "",
-                ]))
-            }
-        }
-    }
-
-    fn row(&self, row: &Row) -> Result<(), Error> {
-        let args = self.args;
-        match args.format {
-            Format::Json => Ok(()),
-            Format::Csv => report::line(&format!(
-                "{},{},{},{},{},{},{},{},{:.4},{:.4},{:.6},{:.6},{:.4},{:.4},{}",
-                args.ranks,
-                args.backend,
-                self.blocks,
-                args.row_bytes,
-                row.size,
-                row.rows,
-                row.way,
-                row.mode,
-                row.time_us,
-                row.p99_us,
-                row.algbw_gbs,
-                row.busbw_gbs,
-                row.ceiling_us,
-                row.ratio,
-                row.wrong.map_or(String::new(), |wrong| wrong.to_string()),
-            )),
-            Format::Table => report::line(&self.table.row(&[
-                row.size.to_string(),
-                row.rows.to_string(),
-                row.way.clone(),
-                row.mode.to_string(),
-                micros(row.time_us),
-                micros(row.p99_us),
-                format!("{:.2}", row.algbw_gbs),
-                format!("{:.2}", row.busbw_gbs),
-                micros(row.ceiling_us),
-                format!("{:.2}", row.ratio),
-                row.wrong.map_or("N/A".into(), |wrong| wrong.to_string()),
-            ])),
-        }
-    }
-
-    fn end(&self, rows: &[Row]) -> Result<(), Error> {
-        if self.args.format != Format::Json {
-            return Ok(());
-        }
-        let document = json!({
-            "version": env!("CARGO_PKG_VERSION"),
-            "ranks": self.args.ranks,
-            "backend": self.args.backend,
-            "processors": machine::cores(),
-            "blocks": self.blocks,
-            "row_bytes": self.args.row_bytes,
-            "iters": self.args.iters,
-            "loops": self.args.loops,
-            "warmup_iters": self.args.warmup,
-            "size_is": "ranks x rows x row_bytes, the receive buffer of one rank",
-            "time_is": "first start to last end of a loop on any rank, per call; median of the loops",
-            "ceiling_is": "the same of plain copies of the bytes that a call delivers to each rank",
-            "results": rows,
-        });
-        report::line(&format!("{document:#}"))
-    }
 }

@@ -14,12 +14,33 @@ use std::fmt;
 
 /// What the ranks are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub(crate) enum Backend {
     /// Threads of this process.
     Threads,
     /// Processes of their own.
     Processes,
+    /// Threads of this process, each with a stream of a GPU.
+    Cuda,
+    /// Processes of their own, each with a stream of a GPU. On one GPU they take turns, unless MPS
+    /// runs.
+    CudaProcesses,
+}
+
+impl Backend {
+    pub(crate) fn on_gpus(self) -> bool {
+        matches!(self, Backend::Cuda | Backend::CudaProcesses)
+    }
+
+    /// As on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Backend::Threads => "threads",
+            Backend::Processes => "processes",
+            Backend::Cuda => "cuda",
+            Backend::CudaProcesses => "cuda-processes",
+        }
+    }
 }
 
 impl fmt::Display for Backend {
@@ -27,6 +48,8 @@ impl fmt::Display for Backend {
         f.write_str(match self {
             Backend::Threads => "threads",
             Backend::Processes => "processes",
+            Backend::Cuda => "threads on GPUs",
+            Backend::CudaProcesses => "processes on GPUs",
         })
     }
 }
@@ -37,21 +60,49 @@ impl fmt::Display for Backend {
 pub(crate) enum WayChoice {
     /// As the group decides.
     Auto,
-    /// All ranks map the same slots; each row is written once.
+    /// All ranks map the same slots; each row is written once. CPUs only.
     SharedSlot,
+    /// One store reaches all ranks. GPUs only.
+    Multicast,
     /// Every rank stores its rows into the slots of all.
     Push,
     /// Every rank stages its rows, and the others read them.
     Pull,
+    /// As push, by copy engines. GPUs only.
+    CopyEngine,
+    /// Three launches with a copy out of staging, which the others replace. GPUs only.
+    Staged,
 }
 
 impl WayChoice {
+    /// Refuses a way that the backend does not have.
+    pub(crate) fn check(self, backend: Backend) -> Result<(), Error> {
+        let ways: &[Way] = match backend.on_gpus() {
+            true => &Way::CUDA,
+            false => &Way::CPU,
+        };
+        match self.forced() {
+            Some(way) if !ways.contains(&way) => {
+                let ways: Vec<String> = ways.iter().map(Way::to_string).collect();
+                Err(Error::Failed(format!(
+                    "--way {way} is not for --backend {}; its ways are {}",
+                    backend.name(),
+                    ways.join(", ")
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+
     pub(crate) fn forced(self) -> Option<Way> {
         match self {
             WayChoice::Auto => None,
             WayChoice::SharedSlot => Some(Way::SharedSlot),
             WayChoice::Push => Some(Way::Push),
             WayChoice::Pull => Some(Way::Pull),
+            WayChoice::Multicast => Some(Way::Multicast),
+            WayChoice::CopyEngine => Some(Way::CopyEngine),
+            WayChoice::Staged => Some(Way::Staged),
         }
     }
 }
@@ -157,8 +208,8 @@ pub(crate) fn run(
     on_message: &mut dyn FnMut(Message) -> Result<(), Error>,
 ) -> Result<(), Error> {
     match backend {
-        Backend::Threads => threads::run(world_size, task, on_message),
-        Backend::Processes => processes::run(world_size, task, on_message),
+        Backend::Threads | Backend::Cuda => threads::run(world_size, task, on_message),
+        Backend::Processes | Backend::CudaProcesses => processes::run(world_size, task, on_message),
     }
 }
 

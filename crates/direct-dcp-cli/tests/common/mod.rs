@@ -31,6 +31,16 @@ impl Ended {
 
 pub(crate) fn command() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_direct-dcp"));
+    // No test finds a real GPU, or settings of one, by chance.
+    command.env("DIRECT_DCP_LIBCUDA", "/no/such/libcuda.so");
+    for name in [
+        "CUDA_DEVICE_MAX_CONNECTIONS",
+        "DIRECT_DCP_DISABLE_MULTICAST",
+        "TORCH_SYMM_MEM_DISABLE_MULTICAST",
+        "NCCL_NVLS_ENABLE",
+    ] {
+        command.env_remove(name);
+    }
     command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

@@ -3,6 +3,7 @@
 mod table;
 
 use std::env;
+use std::error::Error as _;
 use std::ffi::OsString;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -126,7 +127,7 @@ impl Driver {
         for path in paths {
             match open_library(path) {
                 Ok(library) => return Self::initialise(library, path.display().to_string()),
-                Err(error) => tried.push(one_line(&format!("{}: {error}", path.display()))),
+                Err(error) => tried.push(why_not_opened(path, &error)),
             }
         }
         Err(CudaError::LibraryMissing {
@@ -216,6 +217,19 @@ impl Driver {
 /// Locks, also after a thread panicked while it held the lock: the data here is always consistent.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The loader's own words, which begin with the file as a rule.
+fn why_not_opened(path: &Path, error: &libloading::Error) -> String {
+    let path = path.display().to_string();
+    let words = match error.source() {
+        Some(loader) => loader.to_string(),
+        None => error.to_string(),
+    };
+    match words.starts_with(&path) {
+        true => one_line(&words),
+        false => one_line(&format!("{path}: {words}")),
+    }
 }
 
 fn one_line(text: &str) -> String {

@@ -1,11 +1,16 @@
 //! `direct-dcp doctor`: what this machine can do, found out by trying.
 
+mod cuda;
+mod trial;
+
+pub(crate) use trial::Task;
+
 use crate::error::Error;
+use crate::gpu::Place;
 use crate::machine;
-use crate::ranks::{self, Backend, Emit, Message, RankError, WayChoice};
+use crate::ranks::Backend;
 use crate::report::{self, Format, Table};
-use direct_dcp::{DType, Group, KvGather, RowFormat, Workspace, WorkspaceOptions};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::json;
 use std::fmt;
 use std::fs;
@@ -14,8 +19,9 @@ use std::path::Path;
 /// Show what this machine can do, and which way a group would take.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Groups of threads and of processes are brought up and gather by every way. The exit status is 0 if
-both kinds work.
+Groups of threads and of processes are brought up and gather by every way, on CPUs, and on GPUs where
+there are any, except by multicast, which is only asked about. The exit status is 0 if all of them
+work. A machine without GPUs is not at fault.
 
 Example:
   direct-dcp doctor --format json")]
@@ -32,6 +38,9 @@ enum Verdict {
     Ok,
     /// It works, but not as well or as far as it could.
     Limited,
+    /// Not there, which need not be a fault.
+    #[serde(rename = "none")]
+    Absent,
     Failed,
 }
 
@@ -40,6 +49,7 @@ impl fmt::Display for Verdict {
         f.write_str(match self {
             Verdict::Ok => "ok",
             Verdict::Limited => "limited",
+            Verdict::Absent => "none",
             Verdict::Failed => "FAILED",
         })
     }
@@ -48,7 +58,7 @@ impl fmt::Display for Verdict {
 /// One line of the result.
 #[derive(Debug, Serialize)]
 struct Check {
-    what: &'static str,
+    what: String,
     verdict: Verdict,
     found: String,
     /// What to change, where something should be.
@@ -57,9 +67,9 @@ struct Check {
 }
 
 impl Check {
-    fn new(what: &'static str, verdict: Verdict, found: impl Into<String>) -> Self {
+    fn new(what: impl Into<String>, verdict: Verdict, found: impl Into<String>) -> Self {
         Check {
-            what,
+            what: what.into(),
             verdict,
             found: found.into(),
             change: None,
@@ -74,26 +84,31 @@ impl Check {
 
 pub(crate) fn run(args: &Args) -> Result<(), Error> {
     let mut checks = vec![cores(), memory(), descriptors(), confinement()];
-    let threads = probe(Backend::Threads, "threads")?;
-    let processes = probe(Backend::Processes, "processes")?;
-    let works = [&threads, &processes]
-        .iter()
-        .all(|check| check.verdict == Verdict::Ok);
-    checks.extend([threads, processes]);
+    checks.push(trial::probe(Backend::Threads, Place::Cpu)?);
+    checks.push(trial::probe(Backend::Processes, Place::Cpu)?);
+    let (found, facts) = cuda::survey();
+    checks.extend(found);
+    if facts.usable() {
+        let place = Place::Cuda { device: None };
+        checks.push(trial::probe(Backend::Cuda, place)?);
+        checks.push(trial::probe(Backend::CudaProcesses, place)?);
+    }
+    let works = checks.iter().all(|check| check.verdict != Verdict::Failed);
     match args.format {
         Format::Json => {
             let document = json!({
                 "version": env!("CARGO_PKG_VERSION"),
                 "works": works,
                 "checks": checks,
+                "cuda": facts,
             });
             report::line(&format!("{document:#}"))?;
         }
         Format::Table => {
-            let table = Table::new(&[12, 7, 0], 3);
+            let table = Table::new(&[14, 7, 0], 3);
             for check in &checks {
                 report::line(&table.row(&[
-                    check.what.to_string(),
+                    check.what.clone(),
                     check.verdict.to_string(),
                     check.found.clone(),
                 ]))?;
@@ -107,7 +122,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Error> {
         return Ok(());
     }
     Err(Error::Failed(
-        "some kind of group does not work here; see the lines marked FAILED".into(),
+        "something does not work here; see the lines marked FAILED".into(),
     ))
 }
 
@@ -178,99 +193,4 @@ fn confinement() -> Check {
         found.push("no container and no filter of system calls seen".into());
     }
     Check::new("confinement", Verdict::Ok, found.join(", "))
-}
-
-/// Brings up a group of two and gathers by every way.
-fn probe(backend: Backend, what: &'static str) -> Result<Check, Error> {
-    let mut found: Option<Found> = None;
-    let result = ranks::run(backend, 2, &ranks::Task::Probe(Task {}), &mut |message| {
-        if let Message::Text(text) = message {
-            found = serde_json::from_str(&text).ok();
-        }
-        Ok(())
-    });
-    let (uses, change) = match backend {
-        Backend::Threads => (
-            "memfd, seals, futex",
-            "allow memfd_create, fcntl(F_ADD_SEALS), mmap and futex; a container's seccomp profile \
-             may refuse them",
-        ),
-        Backend::Processes => (
-            "memfd, seals, futex, Unix sockets, SCM_RIGHTS, a private directory",
-            "make the temporary directory writable or set TMPDIR to a short path, and allow Unix \
-             sockets with SCM_RIGHTS between processes of one user",
-        ),
-    };
-    match (result, found) {
-        (Ok(()), Some(found)) => Ok(Check::new(
-            what,
-            Verdict::Ok,
-            format!(
-                "2 ranks gathered by {}; a group takes {} unless told otherwise (tried {uses})",
-                found.works.join(", "),
-                found.takes
-            ),
-        )),
-        (Ok(()), None) => Ok(Check::new(
-            what,
-            Verdict::Failed,
-            "the ranks did not report",
-        )),
-        (Err(Error::Failed(why)), _) => Ok(Check::new(what, Verdict::Failed, why).change(change)),
-        (Err(other), _) => Err(other),
-    }
-}
-
-/// Gathers a few rows by every way.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Task {}
-
-/// What the ranks found.
-#[derive(Debug, Serialize, Deserialize)]
-struct Found {
-    works: Vec<String>,
-    takes: String,
-}
-
-impl Task {
-    /// One rank's part.
-    pub(crate) fn run(&self, group: &Group, emit: &mut Emit<'_>) -> Result<(), RankError> {
-        let format = RowFormat::new(DType::Bytes, 1152);
-        let (rank, ranks) = (group.rank(), group.world_size());
-        let byte = |rank: usize| rank as u8 + 1;
-        let local = vec![byte(rank); 4 * format.row_bytes()];
-        let mut works = Vec::new();
-        let mut takes = String::new();
-        for way in [
-            WayChoice::Auto,
-            WayChoice::SharedSlot,
-            WayChoice::Push,
-            WayChoice::Pull,
-        ] {
-            let options = WorkspaceOptions::new(4 * ranks, format);
-            let options = match way.forced() {
-                Some(way) => options.way(way),
-                None => options,
-            };
-            let gather = KvGather::new(Workspace::new(group, options)?);
-            let way_taken = gather.workspace().way().to_string();
-            let rows = gather.gather(0, &local)?;
-            let expected = (0..ranks).flat_map(|rank| vec![byte(rank); local.len()]);
-            if !rows.iter().copied().eq(expected) {
-                return Err(format!("{way_taken} delivered wrong bytes").into());
-            }
-            match way {
-                WayChoice::Auto => takes = way_taken,
-                _ => works.push(way_taken),
-            }
-        }
-        // Everybody has succeeded when this returns.
-        group.barrier()?;
-        if rank == 0 {
-            let found = Found { works, takes };
-            let text = serde_json::to_string(&found).map_err(|error| error.to_string())?;
-            emit(Message::Text(text))?;
-        }
-        Ok(())
-    }
 }

@@ -1,6 +1,9 @@
 //! `direct-dcp gather`: shards a tensor over ranks, gathers it on every one, and checks every byte.
 
+mod device;
+
 use crate::error::Error;
+use crate::gpu::{Gpus, Place};
 use crate::output::Output;
 use crate::ranks::{self, Backend, Emit, Message, RankError, WayChoice};
 use crate::report::{self, Format, Table, median, micros, p99};
@@ -30,7 +33,10 @@ and once in place, and compares what it got with the file.
 Examples:
   direct-dcp gather examples/data/minilm_kv_small.safetensors
   direct-dcp gather kv.safetensors --ranks 8 --interleave 16 --backend processes
-  direct-dcp gather kv.safetensors --way push --output gathered.safetensors")]
+  direct-dcp gather kv.safetensors --way push --output gathered.safetensors
+  direct-dcp gather kv.safetensors --backend cuda --way push
+
+On GPUs, times are of the device, from one call's end to the next one's.")]
 pub(crate) struct Args {
     /// The safetensors file to read
     file: PathBuf,
@@ -46,6 +52,9 @@ pub(crate) struct Args {
     /// What the ranks are
     #[arg(long, value_enum, default_value_t = Backend::Threads)]
     backend: Backend,
+    /// The GPU of all ranks [default: of rank r, device r modulo their number]
+    #[arg(long, value_name = "N")]
+    device: Option<u32>,
     /// How rows travel
     #[arg(long, value_enum, default_value_t = WayChoice::Auto)]
     way: WayChoice,
@@ -60,7 +69,19 @@ pub(crate) struct Args {
     format: Format,
 }
 
+impl Args {
+    pub(crate) fn backend(&self) -> Backend {
+        self.backend
+    }
+}
+
 pub(crate) fn run(args: &Args) -> Result<(), Error> {
+    let place = Place::of(args.backend, args.device)?;
+    args.way.check(args.backend)?;
+    let gpus = match place {
+        Place::Cuda { device } => Some(Gpus::open(device)?),
+        Place::Cpu => None,
+    };
     let tensor = Tensor::open(&args.file, &args.tensor)?;
     let mut output = match &args.output {
         Some(path) => Some(Output::create(path, &tensor)?),
@@ -72,6 +93,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Error> {
         dtype: format.dtype().into(),
         dim: format.dim(),
         interleave: args.interleave,
+        place,
         way: args.way,
         iterations: args.iterations,
         restore: output.is_some(),
@@ -83,6 +105,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Error> {
     );
     let instead = "use fewer ranks or a smaller interleave";
     machine::check_memory(task.memory(args.ranks), &what, instead)?;
+    if let Some(gpus) = &gpus {
+        gpus.check_memory(args.ranks, task.device_memory(args.ranks), &what, instead)?;
+    }
 
     let mut rows: Vec<RankReport> = Vec::new();
     let task = ranks::Task::Gather(task);
@@ -178,6 +203,7 @@ pub(crate) struct Task {
     dtype: Element,
     dim: usize,
     interleave: usize,
+    place: Place,
     way: WayChoice,
     iterations: usize,
     /// Whether rank 0 passes on the rows in token order.
@@ -215,6 +241,16 @@ impl From<Element> for DType {
     }
 }
 
+/// What a rank has when all of its gathers were right.
+struct Gathered {
+    way: String,
+    /// Microseconds of each call.
+    copy_out: Vec<f64>,
+    zero_copy: Vec<f64>,
+    /// What the last copy-out delivered.
+    rows: Vec<u8>,
+}
+
 /// One rank's line of the result.
 #[derive(Debug, Serialize, Deserialize)]
 struct RankReport {
@@ -249,15 +285,29 @@ impl Task {
         Sharding::new(self.source.rows(), ranks, self.interleave)
     }
 
-    /// The memory that all ranks need together; none if it cannot be counted.
+    /// The host memory that all ranks need together; none if it cannot be counted.
     fn memory(&self, ranks: usize) -> Option<usize> {
         let padded = self.sharding(ranks).padded_rows();
         let capacity = padded.checked_mul(ranks)?;
-        let shared = self.options(capacity).memory_bytes(ranks).ok()?;
+        let shared = match self.place {
+            Place::Cpu => self.options(capacity).memory_bytes(ranks).ok()?,
+            Place::Cuda { .. } => 0,
+        };
+        shared.checked_add(self.rows_memory(ranks)?.checked_mul(ranks)?)
+    }
+
+    /// The device memory that each rank needs; none if it cannot be counted.
+    fn device_memory(&self, ranks: usize) -> Option<usize> {
+        let capacity = self.sharding(ranks).padded_rows().checked_mul(ranks)?;
+        let shared = self.options(capacity).device_bytes(ranks).ok()?;
+        shared.checked_add(self.rows_memory(ranks)?)
+    }
+
+    /// Bytes of a rank's shard, and of a buffer for the rows of all.
+    fn rows_memory(&self, ranks: usize) -> Option<usize> {
+        let padded = self.sharding(ranks).padded_rows();
         let slice = padded.checked_mul(self.source.row_bytes())?;
-        // Every rank has its shard, and a buffer for the rows of all.
-        let private = slice.checked_mul(ranks.checked_add(1)?)?;
-        shared.checked_add(private.checked_mul(ranks)?)
+        slice.checked_mul(ranks.checked_add(1)?)
     }
 
     fn options(&self, capacity: usize) -> WorkspaceOptions {
@@ -274,39 +324,22 @@ impl Task {
         let sharding = self.sharding(ranks);
         let padded = sharding.padded_rows();
         let local = self.shard(&sharding, rank)?;
-        let gather = KvGather::new(Workspace::new(group, self.options(ranks * padded))?);
-
-        let mut out = vec![POISON; ranks * local.len()];
-        gather.gather_into(0, &local, &mut out)?;
-        self.verify(&sharding, &out, "copy-out")?;
-        out.fill(POISON);
-        let mut copy_out = Vec::with_capacity(self.iterations);
-        group.barrier()?;
-        for _ in 0..self.iterations {
-            let start = Instant::now();
-            gather.gather_into(0, &local, &mut out)?;
-            copy_out.push(start.elapsed().as_secs_f64() * 1e6);
-        }
-        self.verify(&sharding, &out, "copy-out")?;
-
-        self.verify(&sharding, &gather.gather(0, &local)?, "zero-copy")?;
-        let mut zero_copy = Vec::with_capacity(self.iterations);
-        group.barrier()?;
-        for i in 1..=self.iterations {
-            let start = Instant::now();
-            let rows = gather.gather(0, &local)?;
-            zero_copy.push(start.elapsed().as_secs_f64() * 1e6);
-            if i == self.iterations {
-                self.verify(&sharding, &rows, "zero-copy")?;
-            }
-        }
+        let Gathered {
+            way,
+            copy_out,
+            zero_copy,
+            rows: out,
+        } = match self.place {
+            Place::Cpu => self.on_cpu(group, &sharding, &local)?,
+            Place::Cuda { device } => self.on_gpu(group, &sharding, &local, device)?,
+        };
 
         let report = RankReport {
             rank,
             valid_rows: sharding.valid_rows(rank),
             padded_rows: padded,
             bytes: out.len(),
-            way: gather.workspace().way().to_string(),
+            way,
             copy_out: Times::of(copy_out),
             zero_copy: Times::of(zero_copy),
         };
@@ -324,6 +357,48 @@ impl Task {
             }
         }
         Ok(())
+    }
+
+    fn on_cpu(
+        &self,
+        group: &Group,
+        sharding: &Sharding,
+        local: &[u8],
+    ) -> Result<Gathered, RankError> {
+        let ranks = group.world_size();
+        let options = self.options(ranks * sharding.padded_rows());
+        let gather = KvGather::new(Workspace::new(group, options)?);
+
+        let mut out = vec![POISON; ranks * local.len()];
+        gather.gather_into(0, local, &mut out)?;
+        self.verify(sharding, &out, "copy-out")?;
+        out.fill(POISON);
+        let mut copy_out = Vec::with_capacity(self.iterations);
+        group.barrier()?;
+        for _ in 0..self.iterations {
+            let start = Instant::now();
+            gather.gather_into(0, local, &mut out)?;
+            copy_out.push(start.elapsed().as_secs_f64() * 1e6);
+        }
+        self.verify(sharding, &out, "copy-out")?;
+
+        self.verify(sharding, &gather.gather(0, local)?, "zero-copy")?;
+        let mut zero_copy = Vec::with_capacity(self.iterations);
+        group.barrier()?;
+        for i in 1..=self.iterations {
+            let start = Instant::now();
+            let rows = gather.gather(0, local)?;
+            zero_copy.push(start.elapsed().as_secs_f64() * 1e6);
+            if i == self.iterations {
+                self.verify(sharding, &rows, "zero-copy")?;
+            }
+        }
+        Ok(Gathered {
+            way: gather.workspace().way().to_string(),
+            copy_out,
+            zero_copy,
+            rows: out,
+        })
     }
 
     /// The rows of `rank`, from the file, and junk behind them.
