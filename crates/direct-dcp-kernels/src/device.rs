@@ -36,7 +36,7 @@ pub const STAGED_ENTRIES: [&str; 3] = [
     "direct_dcp_staged_copy",
 ];
 
-/// Where one receiver's memory lies, for one ubatch: an entry of [`Arguments::receivers`].
+/// Where one receiver's memory lies, for one ubatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Receiver {
@@ -48,6 +48,20 @@ pub struct Receiver {
     pub shapes: u64,
     /// A u32 that is 0, or 1 + a rank which failed; or 0 where ranks do not tell.
     pub notice: u64,
+}
+
+impl Receiver {
+    /// The table that [`Arguments::receivers`] points to: all rows, then all signals, all shapes
+    /// and all notices. So the entries that a thread needs next to each other lie next to each
+    /// other.
+    #[cfg(not(target_arch = "nvptx64"))]
+    pub fn table(receivers: &[Receiver]) -> impl Iterator<Item = u64> {
+        let fields: [fn(&Receiver) -> u64; 4] =
+            [|r| r.rows, |r| r.signals, |r| r.shapes, |r| r.notice];
+        fields
+            .into_iter()
+            .flat_map(move |field| receivers.iter().map(field))
+    }
 }
 
 /// What a rank keeps to itself, per ubatch, in device memory.
@@ -98,7 +112,8 @@ pub struct Arguments {
     /// The output, or 0 where the caller reads the slot. Addresses and sizes are multiples of the
     /// kernel's access.
     pub out: u64,
-    /// `[receiver_count]` receivers in device memory: one that reaches all ranks, or one a rank.
+    /// `[4][receiver_count]` addresses in device memory, the fields of [`Receiver`]: one that
+    /// reaches all ranks, or one a rank.
     pub receivers: u64,
     /// This rank's own memory: where it observes and reads.
     pub own: Receiver,
@@ -125,7 +140,8 @@ pub struct Arguments {
     pub receiver_count: u32,
     /// Not 0 where rows stay with their rank, and the others read them there.
     pub pull: u32,
-    /// Not 0 where the rows are in place before the launch, by copies of the host's.
+    /// Not 0 where the rows are in place before the launch, by copies of the host's; then the
+    /// launch does not copy out.
     pub stored: u32,
     /// Makes the size a multiple of 16.
     pub reserved: [u32; 3],

@@ -100,6 +100,8 @@ fn publish<M: Machine>(machine: &M, call: &Call, slot: u32, epoch: u64) {
 /// Waits for every source, then completes the call, or records why it cannot and says no.
 #[inline(always)]
 fn settle<M: Machine>(machine: &M, call: &Call, slot: u32, epoch: u64) -> bool {
+    // Asked first, so that the answer is there when the rows are.
+    let gave_up = machine.failed_peer();
     let mut started = None;
     let mut failed = false;
     for source in mine(machine, call.rank, call.world_size) {
@@ -118,7 +120,7 @@ fn settle<M: Machine>(machine: &M, call: &Call, slot: u32, epoch: u64) -> bool {
     if machine.thread() == 0 {
         if failed {
             machine.poison();
-        } else if let Some(source) = machine.failed_peer() {
+        } else if let Some(source) = gave_up {
             // We have all rows, but a peer gave up on this generation: there is no next call.
             machine.fail(Fault {
                 code: FaultCode::PeerLost,

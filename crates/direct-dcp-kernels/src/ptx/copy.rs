@@ -16,8 +16,8 @@ pub(super) struct Job {
     pub(super) blocks: u32,
     /// Places to store to.
     pub(super) count: u32,
-    /// Whether the stores go to a multicast address.
-    pub(super) everywhere: bool,
+    /// How many of them, the first ones, are multicast addresses.
+    pub(super) everywhere: u32,
 }
 
 /// Copies this block's share, unit by unit. The blocks take turns, so that together they work on
@@ -47,7 +47,7 @@ pub(super) unsafe fn copy<T: Unit, D>(
             for (index, unit) in (0_u64..).zip(&batch) {
                 if let Some(unit) = unit {
                     // SAFETY: the unit was loaded, so it lies below `len`.
-                    unsafe { unit.store(to + at + index * stride, job.everywhere) };
+                    unsafe { unit.store(to + at + index * stride, step < job.everywhere) };
                 }
             }
         }

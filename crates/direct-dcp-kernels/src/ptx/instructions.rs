@@ -223,6 +223,13 @@ pub(super) unsafe fn claim_acq_rel_gpu(address: u64) -> bool {
     before == 0
 }
 
+/// Brings a line of global memory close, or not: a hint.
+#[inline(always)]
+pub(super) fn prefetch(address: u64) {
+    // SAFETY: a hint does not fault, and changes no value.
+    unsafe { asm!("prefetch.global.L1 [{0}];", in(reg64) address) }
+}
+
 /// Nanoseconds of a clock that all multiprocessors share.
 #[inline(always)]
 pub(super) fn global_timer() -> u64 {
@@ -265,6 +272,18 @@ impl From<Shape> for Quad {
             shape.digest as u32,
             (shape.digest >> 32) as u32,
         )
+    }
+}
+
+impl From<Quad> for Shape {
+    #[inline(always)]
+    fn from(Quad(rows, row_bytes, low, high): Quad) -> Self {
+        let digest = u64::from(high) << 32 | u64::from(low);
+        Shape {
+            rows,
+            row_bytes,
+            digest,
+        }
     }
 }
 

@@ -29,8 +29,8 @@ macro_rules! gather {
         /// multiples of the unit. If it copies out, all blocks of the grid are resident at once.
         #[unsafe(no_mangle)]
         pub(crate) unsafe extern "ptx-kernel" fn $name(arguments: Arguments) {
-            let thread = Thread::<$unit>::new(&arguments);
-            if let Some(call) = thread.call($copy_out) {
+            let thread = Thread::<$unit, $copy_out>::new(&arguments);
+            if let Some(call) = thread.call() {
                 protocol::gather(&thread, &call);
             }
         }

@@ -36,7 +36,7 @@ pub(crate) unsafe extern "ptx-kernel" fn direct_dcp_staged_advance(arguments: Ar
 /// As for a gather kernel.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "ptx-kernel" fn direct_dcp_staged_publish(arguments: Arguments) {
-    let thread = Thread::<Quad>::new(&arguments);
+    let thread = Thread::<Quad, false>::new(&arguments);
     let Some(slots) = NonZeroU32::new(arguments.slots) else {
         return;
     };
@@ -72,7 +72,7 @@ pub(crate) unsafe extern "ptx-kernel" fn direct_dcp_staged_publish(arguments: Ar
 /// As for a gather kernel.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "ptx-kernel" fn direct_dcp_staged_copy(arguments: Arguments) {
-    let thread = Thread::<Quad>::new(&arguments);
+    let thread = Thread::<Quad, false>::new(&arguments);
     let Some(slots) = NonZeroU32::new(arguments.slots) else {
         return;
     };

@@ -16,13 +16,13 @@ use crate::rotation::rotated;
 const BUSY_POLLS: u32 = 1 << 14;
 const SLEEP_NS: u32 = 200;
 
-/// A thread whose accesses are of one unit.
-pub(super) struct Thread<'a, T> {
+/// A thread whose accesses are of one unit, of a launch that copies out or does not.
+pub(super) struct Thread<'a, T, const COPY_OUT: bool> {
     arguments: &'a Arguments,
     unit: PhantomData<T>,
 }
 
-impl<'a, T: Unit> Thread<'a, T> {
+impl<'a, T: Unit, const COPY_OUT: bool> Thread<'a, T, COPY_OUT> {
     #[inline(always)]
     pub(super) fn new(arguments: &'a Arguments) -> Self {
         Thread {
@@ -33,13 +33,13 @@ impl<'a, T: Unit> Thread<'a, T> {
 
     /// The call that the arguments describe; `None` for sizes that no host of ours passes.
     #[inline(always)]
-    pub(super) fn call(&self, copy_out: bool) -> Option<Call> {
+    pub(super) fn call(&self) -> Option<Call> {
         Some(Call {
             world_size: NonZeroU32::new(self.arguments.world_size)?,
             rank: self.arguments.rank,
             slots: NonZeroU32::new(self.arguments.slots)?,
             shape: self.arguments.shape,
-            copy_out,
+            copy_out: COPY_OUT,
             timeout: self.arguments.timeout,
         })
     }
@@ -59,12 +59,27 @@ impl<'a, T: Unit> Thread<'a, T> {
         u64::from(slot) * arguments.slot_bytes + u64::from(source) * arguments.shape.bytes()
     }
 
+    /// The address of the entry of receiver `receiver` in the table, for the field at `offset`.
+    #[inline(always)]
+    fn entry(&self, receiver: u32, offset: usize) -> u64 {
+        let fields = offset as u64 / 8 * u64::from(self.arguments.receiver_count);
+        self.arguments.receivers + 8 * (fields + u64::from(receiver))
+    }
+
     /// The field at `offset` of receiver `receiver`.
     #[inline(always)]
     fn receiver(&self, receiver: u32, offset: usize) -> u64 {
-        let at = u64::from(receiver) * size_of::<Receiver>() as u64 + offset as u64;
-        // SAFETY: the table has receiver_count entries, and the caller stays below that.
-        unsafe { gpu::load_u64(self.arguments.receivers + at) }
+        // SAFETY: the table has receiver_count entries of each field, and the caller stays below
+        // that.
+        unsafe { gpu::load_u64(self.entry(receiver, offset)) }
+    }
+
+    /// Where this rank's own rows go in the output, if there is one.
+    #[inline(always)]
+    fn own_out(&self) -> Option<u64> {
+        let arguments = self.arguments;
+        let place = u64::from(arguments.rank) * arguments.shape.bytes();
+        (COPY_OUT && arguments.out != 0).then_some(arguments.out + place)
     }
 
     /// A job of this thread, to one place.
@@ -78,7 +93,7 @@ impl<'a, T: Unit> Thread<'a, T> {
             block: self.block(),
             blocks: self.blocks().get(),
             count: 1,
-            everywhere: false,
+            everywhere: 0,
         }
     }
 
@@ -93,7 +108,7 @@ impl<'a, T: Unit> Thread<'a, T> {
     }
 }
 
-impl<T: Unit> Machine for Thread<'_, T> {
+impl<T: Unit, const COPY_OUT: bool> Machine for Thread<'_, T, COPY_OUT> {
     const POLLS_PER_LOOK: u32 = 32;
 
     #[inline(always)]
@@ -150,7 +165,7 @@ impl<T: Unit> Machine for Thread<'_, T> {
         // SAFETY: a word of this rank's state.
         unsafe { gpu::store_u64(self.state(offset_of!(State, rows)), rows) };
         let word = self.state(offset_of!(State, epoch));
-        if arguments.out == 0 && arguments.pull == 0 {
+        if !COPY_OUT {
             // No other block follows: the end of the launch orders this.
             // SAFETY: a word of this rank's state.
             return unsafe { gpu::store_u64(word, epoch) };
@@ -212,39 +227,48 @@ impl<T: Unit> Machine for Thread<'_, T> {
         }
         let count = self.receivers();
         let pull = arguments.pull != 0;
+        // What every thread needs next, while the state is on its way.
+        gpu::prefetch(self.entry(0, offset_of!(Receiver, rows)));
+        gpu::prefetch(self.entry(0, offset_of!(Receiver, signals)));
+        gpu::prefetch(self.entry(0, offset_of!(Receiver, shapes)));
+        let stores = if pull { 1 } else { count.get() };
+        // What is copied out goes to the output in the same pass, and then, where every rank has
+        // memory of its own, not to our own slot, which nobody would read. That is the last step.
+        let out = self.own_out();
+        let extra = pull || Self::EVERYWHERE;
         let job = Job {
             from: arguments.local,
             len: arguments.shape.bytes(),
-            count: if pull { 1 } else { count.get() },
-            everywhere: Self::EVERYWHERE && !pull,
+            count: stores + u32::from(out.is_some() && extra),
+            everywhere: if Self::EVERYWHERE && !pull { stores } else { 0 },
             ..self.job()
         };
         let target = || {
             let slot = slot()?;
             Some((slot, self.place(slot, arguments.rank)))
         };
-        let to = |&(_, place): &(u32, u64), step| {
-            let receiver = rotated(arguments.rank, step, count);
-            let rows = if pull {
-                arguments.own.rows
-            } else {
-                self.receiver(receiver, offset_of!(Receiver, rows))
-            };
-            rows + place
+        let to = |&(_, place): &(u32, u64), step| match out {
+            Some(out) if step + 1 == job.count => out,
+            _ if pull => arguments.own.rows + place,
+            _ => {
+                let receiver = rotated(arguments.rank, step, count);
+                self.receiver(receiver, offset_of!(Receiver, rows)) + place
+            }
         };
-        // SAFETY: the host made sure that the slices of all ranks fit a slot, and of the unit.
-        // The slot rule (docs/protocol.md) keeps every reader out of these bytes until we
-        // publish; nobody else writes this rank's part.
+        // SAFETY: the host made sure that the slices of all ranks fit a slot and the output, and
+        // are of the unit. The slot rule (docs/protocol.md) keeps every reader out of these bytes
+        // until we publish; nobody else writes this rank's part.
         unsafe { copy::<T, _>(job, target, to) }.map(|(slot, _)| slot)
     }
 
     #[inline(always)]
     fn take(&self, slot: u32, source: u32) {
         let arguments = self.arguments;
+        if source == arguments.rank {
+            return; // `store` has put our own rows there
+        }
         let place = self.place(slot, source);
-        let from = if source == arguments.rank {
-            arguments.local
-        } else if arguments.pull != 0 {
+        let from = if arguments.pull != 0 {
             self.receiver(source, offset_of!(Receiver, rows)) + place
         } else {
             arguments.own.rows + place
@@ -315,13 +339,7 @@ impl<T: Unit> Machine for Thread<'_, T> {
         }
         let record = shapes + self.index(slot, source) * size_of::<Shape>() as u64;
         // SAFETY: the record of a source in a slot of this rank.
-        unsafe {
-            Shape {
-                rows: gpu::load_u32(record + offset_of!(Shape, rows) as u64),
-                row_bytes: gpu::load_u32(record + offset_of!(Shape, row_bytes) as u64),
-                digest: gpu::load_u64(record + offset_of!(Shape, digest) as u64),
-            }
-        }
+        unsafe { Quad::load(record) }.into()
     }
 
     #[inline(always)]
