@@ -24,6 +24,8 @@ const SLEEP: Duration = Duration::from_micros(100);
 pub(crate) struct Block<'a> {
     pub(crate) launch: &'a Launch,
     pub(crate) block: u32,
+    /// Whether the launch ends with a copy.
+    pub(crate) copy_out: bool,
 }
 
 impl Block<'_> {
@@ -77,7 +79,14 @@ impl Block<'_> {
         at(block)..at(block + 1)
     }
 
-    /// Stores this block's share of the local slice where it belongs in `slot`.
+    /// Where this rank's rows go in the output, if there is one.
+    fn own_out(&self) -> Option<u64> {
+        let arguments = &self.launch.arguments;
+        let place = u64::from(arguments.rank) * arguments.shape.bytes();
+        (self.copy_out && arguments.out != 0).then_some(arguments.out + place)
+    }
+
+    /// Stores this block's share of the local slice where it belongs in `slot`, and in the output.
     pub(crate) fn store_share(&self, slot: u32) {
         let arguments = &self.launch.arguments;
         let share = self.share(arguments.shape.bytes());
@@ -85,6 +94,10 @@ impl Block<'_> {
         let place = self.place(slot, arguments.rank) + share.start;
         if bytes == 0 {
             return;
+        }
+        if let Some(out) = self.own_out() {
+            // SAFETY: spans that the launch checked; only this block writes this part.
+            unsafe { memory::copy(out + share.start, from, bytes) };
         }
         if arguments.pull != 0 {
             // SAFETY: spans that the launch checked. The slot rule keeps every reader out of these
@@ -95,6 +108,11 @@ impl Block<'_> {
         let count = self.receivers();
         for step in 0..count.get() {
             let receiver = rotated(arguments.rank, step, count) as usize;
+            let own = !self.launch.everywhere && receiver == arguments.rank as usize;
+            if own && self.own_out().is_some() {
+                // Nobody would read it in our own slot.
+                continue;
+            }
             let to = self.launch.receivers[receiver].rows + place;
             let targets = match self.launch.everywhere {
                 true => self.launch.replicas_or_fail(to, bytes),
@@ -214,10 +232,11 @@ impl Machine for Block<'_> {
 
     fn take(&self, slot: u32, source: u32) {
         let arguments = &self.launch.arguments;
+        if source == arguments.rank {
+            return; // `store` has put our own rows there
+        }
         let place = self.place(slot, source);
-        let from = if source == arguments.rank {
-            arguments.local
-        } else if arguments.pull != 0 {
+        let from = if arguments.pull != 0 {
             self.launch.receivers[source as usize].rows + place
         } else {
             arguments.own.rows + place

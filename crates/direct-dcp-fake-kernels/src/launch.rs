@@ -21,7 +21,7 @@ const MISALIGNED_ADDRESS: i32 = 716;
 /// A launch under way, shared by its blocks.
 pub(crate) struct Launch {
     pub(crate) arguments: Arguments,
-    /// The entries of [`Arguments::receivers`].
+    /// The table that [`Arguments::receivers`] points to.
     pub(crate) receivers: Vec<Receiver>,
     pub(crate) world_size: NonZeroU32,
     pub(crate) slots: NonZeroU32,
@@ -96,14 +96,18 @@ impl Launch {
         }
         let entries = u64::from(a.receiver_count);
         self.require(a.receivers, entries * size_of::<Receiver>() as u64, false)?;
-        let field = |index, field| {
-            let address = a.receivers + (field * entries + index) * 8;
-            // SAFETY: inside the table, as required above.
+        let field = |field: u64, index: u64| {
+            let address = a.receivers + 8 * (field * entries + index);
+            // SAFETY: an entry of the table, whose span was checked; the host wrote it long ago.
             unsafe { memory::read::<u64>(address) }
         };
         self.receivers = (0..entries)
-            // SAFETY: an entry of the table, whose span was checked; the host wrote it long ago.
-            .map(|address| unsafe { memory::read::<Receiver>(address) })
+            .map(|index| Receiver {
+                rows: field(0, index),
+                signals: field(1, index),
+                shapes: field(2, index),
+                notice: field(3, index),
+            })
             .collect();
 
         self.require(a.local, slice, false)?;
@@ -196,15 +200,20 @@ impl Launch {
             copy_out,
             timeout: self.arguments.timeout,
         };
-        self.each_block(|block| protocol::gather(block, &call));
+        // Copies of the host's are not copied out.
+        if copy_out && self.arguments.stored != 0 {
+            return self.fail(INVALID_VALUE);
+        }
+        self.each_block(copy_out, |block| protocol::gather(block, &call));
     }
 
     /// Runs `body` for every block at once.
-    pub(crate) fn each_block(&self, body: impl Fn(&Block<'_>) + Sync) {
+    pub(crate) fn each_block(&self, copy_out: bool, body: impl Fn(&Block<'_>) + Sync) {
         let run = |block| {
             body(&Block {
                 launch: self,
                 block,
+                copy_out,
             });
         };
         std::thread::scope(|scope| {

@@ -16,14 +16,14 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The epoch of the call.
 pub(crate) fn advance(launch: &Launch) {
-    launch.each_block(|block| {
+    launch.each_block(false, |block| {
         block.epoch_word().fetch_add(1, Ordering::Relaxed);
     });
 }
 
 /// Stores the rows to every rank, publishes, waits.
 pub(crate) fn publish(launch: &Launch) {
-    launch.each_block(|block| {
+    launch.each_block(false, |block| {
         let epoch = block.epoch();
         let slot = slot_of(epoch, launch.slots);
         block.store_share(slot);
@@ -48,7 +48,7 @@ pub(crate) fn publish(launch: &Launch) {
 
 /// Copies the slot to the output.
 pub(crate) fn copy(launch: &Launch) {
-    launch.each_block(|block| {
+    launch.each_block(false, |block| {
         let arguments = &launch.arguments;
         let all = arguments.shape.bytes() * u64::from(arguments.world_size);
         let slot = u64::from(slot_of(block.epoch(), launch.slots));

@@ -323,11 +323,12 @@ pub(crate) fn everybody<T>(
     group: &Group,
     ours: Result<T, WorkspaceError>,
 ) -> Result<T, WorkspaceError> {
-    let reason = ours
-        .as_ref()
-        .err()
-        .map(ToString::to_string)
-        .unwrap_or_default();
+    let reason = match &ours {
+        Ok(_) => String::new(),
+        // The peers' error will say so itself.
+        Err(WorkspaceError::Refused { reason, .. }) => reason.clone(),
+        Err(error) => error.to_string(),
+    };
     let reasons = group.all_gather(reason.as_bytes())?;
     let ours = ours?;
     match reasons.iter().position(|reason| !reason.is_empty()) {

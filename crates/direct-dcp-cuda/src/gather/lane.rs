@@ -14,6 +14,7 @@ use super::kernel::{Kernel, Transport};
 use super::layout::Layout;
 use super::rows::{DeviceRows, DeviceRowsMut};
 use crate::buffer::DeviceBuffer;
+use crate::context::Context;
 use crate::error::CudaError;
 use crate::event::Event;
 use crate::function::{Function, LaunchShape, Param};
@@ -158,7 +159,9 @@ impl Lane {
         let context = kernel.context().clone();
         let stream = Stream::new(&context)?;
         let table = DeviceBuffer::new(&context, receivers.len() * size_of::<Receiver>())?;
-        let words: Vec<u8> = Receiver::table(&receivers).flat_map(u64::to_ne_bytes).collect();
+        let words: Vec<u8> = Receiver::table(&receivers)
+            .flat_map(u64::to_ne_bytes)
+            .collect();
         table.upload(&stream, 0, &words)?;
         let state = DeviceBuffer::new(&context, size_of::<State>())?;
         state.upload(&stream, 0, &[0; size_of::<State>()])?;
@@ -234,37 +237,6 @@ impl Lane {
         })
     }
 
-    /// Gathers bytes of the host's and waits: for self-tests, not for speed.
-    ///
-    /// # Errors
-    /// See [`LaunchError`]; [`LaunchError::Failed`] also for this very call.
-    pub fn gather_host_bytes(
-        &self,
-        shape: Shape,
-        local: &[u8],
-        timeout: Duration,
-    ) -> Result<Vec<u8>, LaunchError> {
-        let context = self.kernel.context();
-        let stream = Stream::new(context)?;
-        let mut out = vec![0xa5; local.len() * self.options.layout.world_size as usize];
-        let rows = DeviceBuffer::new(context, local.len())?;
-        let gathered = DeviceBuffer::new(context, out.len())?;
-        rows.upload(&stream, 0, local)?;
-        gathered.upload(&stream, 0, &out)?;
-        // SAFETY: the buffers are this function's, and outlive the work: it is waited for below,
-        // or was never submitted.
-        let from = unsafe { DeviceRows::new(rows.address(), rows.bytes()) };
-        // SAFETY: as above; the two do not overlap.
-        let to = unsafe { DeviceRowsMut::new(gathered.address(), gathered.bytes()) };
-        self.gather_into(&stream, shape, from, to, timeout)?;
-        stream.synchronize()?;
-        if let Some(report) = self.report() {
-            return Err(LaunchError::Failed(report));
-        }
-        gathered.download(&stream, 0, &mut out)?;
-        Ok(out)
-    }
-
     /// Whether no call was submitted yet.
     #[must_use]
     pub fn is_fresh(&self) -> bool {
@@ -320,6 +292,19 @@ impl Lane {
     #[must_use]
     pub fn options(&self) -> &LaneOptions {
         &self.options
+    }
+
+    /// The context that it works in.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        self.kernel.context()
+    }
+
+    /// Waits until the last call that was submitted, and not captured, has ended, well or not.
+    pub fn settle(&self) {
+        let book = self.book.lock().unwrap_or_else(PoisonError::into_inner);
+        // A failure here is the launch's, and told by `report` or by the next call.
+        let _ = book.last.synchronize();
     }
 
     /// The most blocks of a launch. All blocks of one that copies out wait, so all must be
@@ -545,10 +530,8 @@ impl fmt::Debug for Lane {
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        // A launch under way uses the lane's memory. A failure here is the launch's, and said
-        // already.
-        let book = self.book.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let _ = book.last.synchronize();
+        // A launch under way uses the lane's memory.
+        self.settle();
     }
 }
 

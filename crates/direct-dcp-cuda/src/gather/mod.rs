@@ -8,9 +8,11 @@ mod lane;
 mod layout;
 mod rehearsal;
 mod rows;
+mod trial;
 
 pub use kernel::{Kernel, Transport};
 pub use lane::{Held, Lane, LaneOptions, LaunchError, Report};
 pub use layout::Layout;
 pub use rehearsal::{Delivery, Rehearsal};
 pub use rows::{DeviceRows, DeviceRowsMut};
+pub use trial::Trial;

@@ -195,7 +195,11 @@ impl KvGather {
     /// Remembers the failure, and tells the peers.
     fn fail(&self, report: &Report) -> GatherError {
         let control = self.workspace.group().control();
-        let error = from_fault(&report.fault, &report.missing, self.timeout, control);
+        let waited = match report.fault.epoch {
+            1 => self.first_timeout.max(self.timeout),
+            _ => self.timeout,
+        };
+        let error = from_fault(&report.fault, &report.missing, waited, control);
         control.mark_failed();
         self.failure().get_or_insert(error).clone()
     }

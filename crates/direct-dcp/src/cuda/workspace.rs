@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use direct_dcp_cuda::gather::{Kernel, Lane, LaneOptions, Layout, Transport};
+use direct_dcp_cuda::gather::{Kernel, Lane, LaneOptions, Layout, Transport, Trial};
 use direct_dcp_cuda::{Context, CudaError, Device, DeviceAttribute, Driver, Mapping, Stream};
 use direct_dcp_kernels::device::Receiver;
 
@@ -25,10 +25,12 @@ const SELF_TEST_TIMEOUT: Duration = Duration::from_secs(20);
 /// Building one is collective, as for [`crate::Workspace`]: each rank in a thread or process of
 /// its own. Several ranks may share a device.
 pub struct Workspace {
-    // The watcher first: it holds the lanes.
+    // In the order in which they are let go: the watcher holds lanes, too, and a rank that shares
+    // a device with others leaves before it frees memory, for which a driver waits until the
+    // device is idle, and so for calls that wait for this rank.
     _watcher: Watcher,
-    lanes: Vec<Arc<Lane>>,
     group: Group,
+    lanes: Vec<Arc<Lane>>,
     options: WorkspaceOptions,
     way: Way,
     context: Context,
@@ -152,6 +154,13 @@ impl Workspace {
 
     pub(super) fn lane(&self, ubatch: usize) -> Option<&Arc<Lane>> {
         self.lanes.get(ubatch)
+    }
+}
+
+impl Drop for Workspace {
+    fn drop(&mut self) {
+        // While the watcher still sees a peer die, or a call would wait for it until its deadline.
+        self.lanes.iter().for_each(|lane| lane.settle());
     }
 }
 
@@ -280,7 +289,11 @@ impl Builder<'_> {
                         .ok_or_else(|| self.options.too_large())
                 };
                 let receivers: Vec<Receiver> = match multicast {
-                    Some(mapping) => vec![place(mapping.address())?],
+                    Some(mapping) => vec![Receiver {
+                        // It is written by ordinary stores, which must not go there.
+                        notice: 0,
+                        ..place(mapping.address())?
+                    }],
                     None => self
                         .memory
                         .addresses()
@@ -314,23 +327,33 @@ impl Builder<'_> {
         let rows = most.min(3);
         let local = noise(self.group.rank(), rows * self.options.format.row_bytes());
         let expected = self.group.all_gather(&local)?.concat();
-        let tested = (|| {
-            let shape = shape(self.options.format, local.len(), most)
-                .map_err(|error| refused(self.group, error))?;
-            let Some(lane) = lanes.first() else {
-                return Ok(());
-            };
-            let got = lane
-                .gather_host_bytes(shape, &local, SELF_TEST_TIMEOUT)
-                .map_err(|error| refused(self.group, format!("self-test: {error:?}")))?;
-            match got == expected {
-                true => Ok(()),
-                false => Err(refused(
-                    self.group,
-                    "self-test: rows arrive changed or not at all",
-                )),
-            }
-        })();
+        let Some(lane) = lanes.first() else {
+            return Ok(());
+        };
+        let trial = shape(self.options.format, local.len(), most)
+            .map_err(|error| refused(self.group, error))
+            .and_then(|shape| {
+                Trial::new(lane, shape, &local).map_err(|error| refused(self.group, error))
+            });
+        let mut trial = everybody(self.group, trial)?;
+
+        let cuda = |error| refused(self.group, format!("self-test: {error:?}"));
+        let submitted = trial.submit(SELF_TEST_TIMEOUT).map_err(cuda);
+        // Where one rank did not come so far, nobody waits for it.
+        let agreed = self.group.vote(submitted.is_ok())?.iter().all(|yes| *yes);
+        if !agreed {
+            lane.abort();
+        }
+        let tested = submitted.and_then(|()| match trial.finish() {
+            Ok(got) if got == expected => Ok(()),
+            Ok(_) => Err(refused(
+                self.group,
+                "self-test: rows arrive changed or not at all",
+            )),
+            // Not this rank's fault: the one that is to blame says why.
+            Err(_) if !agreed => Ok(()),
+            Err(error) => Err(cuda(error)),
+        });
         everybody(self.group, tested)
     }
 }
