@@ -13,7 +13,8 @@ macro_rules! conformance {
     ($backend:expr) => {
         $crate::conformance! {
             @tests $backend;
-            rank_major, rows_of_any_size, blocks_of_any_number, late_rank_and_reused_slots, status,
+            rank_major, rows_of_any_size, blocks_of_any_number, forms_that_differ,
+            late_rank_and_reused_slots, status,
             refused_workspaces, refused_calls,
             held_slots, held_elsewhere, one_call_at_a_time, ubatches_at_once,
             random,
@@ -43,8 +44,13 @@ macro_rules! conformance {
     };
 }
 
-/// Gathers of the random scenario, per backend, unless the environment says otherwise.
-const GATHERS: u64 = 51_200;
+/// Gathers of the random scenario, per backend, unless the environment says otherwise. Without
+/// optimization a tenth of that takes as long.
+const GATHERS: u64 = if cfg!(debug_assertions) {
+    5_120
+} else {
+    51_200
+};
 
 /// Runs a scenario in all its cases.
 ///

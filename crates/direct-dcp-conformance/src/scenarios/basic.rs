@@ -60,6 +60,19 @@ pub(super) fn blocks_of_any_number<R: Rank>(rank: R, case: &Case) -> Outcome {
     Ok(probe.checked())
 }
 
+/// Of one call, some ranks take a copy and others borrow the slot.
+pub(super) fn forms_that_differ<R: Rank>(rank: R, case: &Case) -> Outcome {
+    let probe = Probe::build(&rank, Spec::new(case, 8 * case.world, BF16), case.seed)?;
+    for call in 0..8 {
+        if (call + rank.rank()).is_multiple_of(2) {
+            probe.copied(0, 1 + call)?;
+        } else {
+            probe.lent(0, 1 + call)?.verify()?;
+        }
+    }
+    Ok(probe.checked())
+}
+
 /// Slots 0, 1, 0 and on, with no barrier in between, and rank 0 asleep before one call.
 pub(super) fn late_rank_and_reused_slots<R: Rank>(rank: R, case: &Case) -> Outcome {
     let mut rng = dice(&[case.seed, 1]);

@@ -18,11 +18,10 @@ const DEADLINE: Duration = Duration::from_millis(400);
 
 /// One rank does not call: the others name it, once the deadline has passed and not before.
 pub(super) fn missing_rank<R: Rank>(rank: R, case: &Case) -> Outcome {
-    let (probe, absent) = up_to_the_deadline(&rank, case)?;
+    let (probe, _) = up_to_the_deadline(&rank, case)?;
     rank.meet()?;
     // It is alive all the while.
     let (_, more) = recovered(&rank, case, case.world)?;
-    let _ = absent;
     Ok(probe.checked() + more)
 }
 
@@ -31,8 +30,9 @@ pub(super) fn past<R: Rank>(rank: R, case: &Case) -> Outcome {
     let (probe, late) = up_to_the_deadline(&rank, case)?;
     rank.meet()?;
     if rank.rank() == late {
-        fails(
-            probe.try_copied(0, 4),
+        attempt(
+            &probe,
+            case,
             "PeerLost",
             |error| matches!(error, GatherError::PeerLost { rank } if *rank != late),
         )?;
@@ -70,15 +70,26 @@ fn up_to_the_deadline<R: Rank>(
     };
     if rank.rank() != absent {
         let expected = format!("Timeout of call {}, missing [{absent}]", good + 1);
-        if rng.random() {
-            fails(probe.try_copied(0, 4), &expected, in_time)?;
-        } else {
-            fails(probe.try_lent(0, 4), &expected, in_time)?;
-        }
+        attempt(&probe, case, &expected, in_time)?;
         poisoned(&probe, 4)?;
     } else {
         let status = probe.gather().status();
         crate::failure::ensure(status.failure.is_none(), || format!("{status:?}"))?;
     }
     Ok((probe, absent))
+}
+
+/// A call that fails, of the same form on all ranks.
+fn attempt<G: Gather>(
+    probe: &Probe<G>,
+    case: &Case,
+    expected: &str,
+    fits: impl Fn(&GatherError) -> bool,
+) -> Result<(), crate::Failure> {
+    if dice(&[case.seed, 12, case.world as u64]).random() {
+        fails(probe.try_copied(0, 4), expected, fits)?;
+    } else {
+        fails(probe.try_lent(0, 4), expected, fits)?;
+    }
+    Ok(())
 }

@@ -83,7 +83,7 @@ fn workspace<R: Rank>(
                 lent.verify()?;
             }
         }
-        if own.random() {
+        if common.random() {
             probe.copied(ubatch, rows)?;
         } else {
             lent.push_back(probe.lent(ubatch, rows)?);
