@@ -1,10 +1,11 @@
-//! GPUs, without one: what the program says where there is none, and what it finds out about a
-//! driver that runs on the CPU.
+//! GPUs, without one: what the program says where there is none, and what it does with a driver and
+//! kernels that run on the CPU.
 
 mod common;
 
-use common::{Ended, command, example, finish, run};
+use common::{Ended, assert_same_tensor, command, example, finish, run};
 use direct_dcp_fake_cuda::library_path;
+use direct_dcp_fake_gpu::variables as fake_gpu;
 use serde_json::Value;
 
 /// Runs with the fake driver, and these variables.
@@ -15,6 +16,18 @@ fn with_fake(args: &[&str], variables: &[(&str, &str)]) -> Ended {
         command.env(name, value);
     }
     finish(command.spawn().unwrap())
+}
+
+/// Runs with fake GPUs that have the kernels, and succeeds without a complaint.
+#[track_caller]
+fn on_gpus(devices: &str, args: &[&str], variables: &[(&str, &str)]) -> String {
+    let mut command = command();
+    command.args(args).env("DIRECT_DCP_FAKE_DEVICES", devices);
+    command.envs(fake_gpu());
+    for (name, value) in variables {
+        command.env(name, value);
+    }
+    finish(command.spawn().unwrap()).success()
 }
 
 #[track_caller]
@@ -73,6 +86,187 @@ fn devices_that_are_not_there() {
         "1024",
     ];
     assert_error(&with_fake(&large, &[]), "more memory than device 0 has");
+}
+
+#[test]
+fn gathers_in_every_way() {
+    let file = example();
+    let dir = tempfile::tempdir().unwrap();
+    let output = dir.path().join("out");
+    let base = [
+        "gather",
+        file.to_str().unwrap(),
+        "--format",
+        "json",
+        "--iterations",
+        "3",
+    ];
+    let base = [&base[..], &["--output", output.to_str().unwrap()]].concat();
+    for backend in ["cuda", "cuda-processes"] {
+        for (devices, ranks, way, taken) in [
+            ("1", "2", "auto", "push"),
+            ("1", "3", "push", "push"),
+            ("1", "3", "pull", "pull"),
+            ("1", "3", "copy-engine", "copy-engine"),
+            ("1", "3", "staged", "staged"),
+            ("2", "2", "auto", "multicast"),
+            ("2", "2", "multicast", "multicast"),
+            ("2", "5", "auto", "push"),
+        ] {
+            println!("{backend} {devices} {ranks} {way}");
+            let more = [
+                "--backend",
+                backend,
+                "--ranks",
+                ranks,
+                "--way",
+                way,
+                "--interleave",
+                "7",
+            ];
+            let text = on_gpus(devices, &[&base[..], &more].concat(), &[]);
+            let document: Value = serde_json::from_str(&text).unwrap();
+            assert_eq!(document["backend"], backend);
+            assert_eq!(document["verified"], true);
+            let rows = document["per_rank"].as_array().unwrap();
+            assert_eq!(rows.len().to_string(), ranks);
+            assert!(rows.iter().all(|row| row["way"] == taken), "{document}");
+            assert_same_tensor(&file, &output, "kv");
+        }
+    }
+}
+
+#[test]
+fn a_way_that_the_devices_do_not_have_is_refused() {
+    let file = example();
+    let args = [
+        "gather",
+        file.to_str().unwrap(),
+        "--backend",
+        "cuda",
+        "--way",
+        "multicast",
+    ];
+    let mut command = command();
+    command.args(args).env("DIRECT_DCP_FAKE_DEVICES", "1");
+    let ended = finish(command.envs(fake_gpu()).spawn().unwrap());
+    assert_error(&ended, "multicast cannot be had");
+    assert_error(&ended, "shares its device");
+}
+
+#[test]
+fn benchmarks_agree_with_themselves() {
+    let quick = [
+        "bench", "--format", "json", "-n", "4", "-w", "2", "--loops", "3",
+    ];
+    for (devices, backend, graph) in [
+        ("1", "cuda", Some(3)),
+        ("1", "cuda-processes", None),
+        ("2", "cuda", None),
+        ("2", "cuda-processes", Some(2)),
+    ] {
+        let ways = match (devices, graph) {
+            ("2", _) => "multicast,push",
+            (_, Some(_)) => "push,pull,staged",
+            (_, None) => "push,copy-engine",
+        };
+        let mut args = quick.to_vec();
+        args.extend([
+            "--rows",
+            "1,17",
+            "--row-bytes",
+            "1152",
+            "--backend",
+            backend,
+            "--way",
+            ways,
+        ]);
+        let launches = graph.map(|launches: u64| launches.to_string());
+        if let Some(launches) = &launches {
+            args.extend(["-G", launches]);
+        }
+        let document: Value = serde_json::from_str(&on_gpus(devices, &args, &[])).unwrap();
+        assert_eq!(document["cudagraph"].as_u64(), graph);
+        assert_eq!(document["copies_between_devices"], devices == "2");
+        let rate = document["copy_gbs"].as_f64().unwrap();
+        let results = document["results"].as_array().unwrap();
+        assert_eq!(results.len(), 2 * 2 * ways.split(',').count());
+        for row in results {
+            let number = |name: &str| row[name].as_f64().unwrap();
+            assert_eq!(row["wrong"], 0, "{row}");
+            assert!(number("time_us") > 0.0 && number("p99_us") > 0.0, "{row}");
+            let slice = number("rows") * 1152.0;
+            // Bytes that are copied: of one device, half of those read and written.
+            let copied = if devices == "2" { slice } else { slice * 3.0 };
+            let floor = copied / rate / 1e3;
+            assert!((number("floor_us") - floor).abs() < 1e-6 * floor, "{row}");
+            let ratio = number("time_us") / number("floor_us");
+            assert!((number("ratio") - ratio).abs() < 1e-6 * ratio, "{row}");
+            assert_eq!(number("size"), 2.0 * slice);
+        }
+    }
+}
+
+#[test]
+fn benchmarks_print_tables_and_csv() {
+    let quick = [
+        "bench",
+        "--backend",
+        "cuda",
+        "--rows",
+        "1",
+        "-n",
+        "2",
+        "--loops",
+        "2",
+        "-w",
+        "1",
+    ];
+    let text = on_gpus("1", &[&quick[..], &["-G", "2"]].concat(), &[]);
+    for word in [
+        "2 ranks as threads on GPUs, device 0 (Fake GPU 0)",
+        "2 launches of a graph of 2 calls",
+        "(W + W x W) slices",
+        "floor",
+    ] {
+        assert!(text.contains(word), "{text}");
+    }
+    assert_eq!(
+        text.lines().filter(|line| line.ends_with(" 0")).count(),
+        2,
+        "{text}"
+    );
+    let text = on_gpus("1", &[&quick[..], &["--format", "csv"]].concat(), &[]);
+    let columns: Vec<usize> = text.lines().map(|line| line.split(',').count()).collect();
+    assert_eq!(columns, [15; 3], "{text}");
+    assert!(
+        text.lines()
+            .nth(1)
+            .unwrap()
+            .starts_with("2,cuda,,1152,2304,1,push,"),
+        "{text}"
+    );
+}
+
+#[test]
+fn the_doctor_tries_groups_and_no_multicast() {
+    // Creating an object would fail, and gathers would say so.
+    let plan = [("DIRECT_DCP_FAKE_FAIL", "cuMulticastCreate:1:999")];
+    let text = on_gpus("2", &["doctor", "--format", "json"], &plan);
+    let document: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(document["works"], true);
+    assert_check(
+        &document,
+        "cuda",
+        "ok",
+        "gathered by push, pull, copy-engine",
+    );
+    assert_check(
+        &document,
+        "cuda-processes",
+        "ok",
+        "gathered by push, pull, copy-engine",
+    );
 }
 
 #[test]

@@ -54,7 +54,14 @@ impl Fake {
     /// # Panics
     /// If it is not built.
     pub fn open() -> Self {
-        let path = library_path();
+        Self::open_at(library_path())
+    }
+
+    /// Opens the library in this file.
+    ///
+    /// # Panics
+    /// If it cannot be opened.
+    pub fn open_at(path: PathBuf) -> Self {
         // SAFETY: our own library, whose initialisers do nothing.
         let library = unsafe { libloading::Library::new(&path) }.expect("the fake driver");
         Self { library, path }

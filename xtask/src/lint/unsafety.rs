@@ -8,6 +8,7 @@ use super::source::{Rust, has_word};
 const ROOMS: [&str; 6] = [
     "crates/direct-dcp-cuda/",
     "crates/direct-dcp-fake-cuda/",
+    "crates/direct-dcp-fake-gpu/",
     "crates/direct-dcp-fake-kernels/",
     "crates/direct-dcp-shm/",
     "crates/direct-dcp-kernels/src/host/",
