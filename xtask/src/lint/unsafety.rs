@@ -5,7 +5,7 @@ use super::source::{Rust, has_word};
 
 /// Folders that may hold unsafe code: memory of the system and of the driver, the fakes that stand
 /// for the driver and its kernels, and the two leaves of the kernels that touch memory.
-const ROOMS: [&str; 6] = [
+const ROOMS: [&str; 7] = [
     "crates/direct-dcp-cuda/",
     "crates/direct-dcp-fake-cuda/",
     "crates/direct-dcp-fake-gpu/",
