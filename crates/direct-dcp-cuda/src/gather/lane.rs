@@ -108,8 +108,9 @@ pub struct Lane {
 struct Book {
     /// Calls submitted, as far as the host knows.
     issued: u64,
-    /// Whether calls were captured: their replays advance the epoch behind the host's back.
-    captured: bool,
+    /// Whether only the device knows how many calls there were: replays of captured ones advance
+    /// the epoch behind the host's back.
+    asks: bool,
     /// The end of the last call that was not captured, and its stream.
     last: Event,
     last_stream: Option<u64>,
@@ -174,7 +175,7 @@ impl Lane {
         Ok(Lane {
             book: Mutex::new(Book {
                 issued: 0,
-                captured: false,
+                asks: false,
                 last: Event::new(&context)?,
                 last_stream: None,
             }),
@@ -428,7 +429,13 @@ impl Lane {
             // long as the lane, which waits for its last call before it goes; the promises of
             // `DeviceRows` and `DeviceRowsMut` cover the caller's. `most_blocks` keeps a waiting
             // grid resident.
-            unsafe { function.launch(launch, stream, &[Param::new(&arguments)]) }?;
+            let launched = unsafe { function.launch(launch, stream, &[Param::new(&arguments)]) };
+            if launched.is_err() && !capturing {
+                // It may be under way all the same, and then it counts: only the device knows.
+                let _ = stream.synchronize();
+                book.asks = true;
+            }
+            launched?;
         }
         book.issued += 1;
         if let Some(out) = out.filter(|_| copies) {
@@ -438,9 +445,12 @@ impl Lane {
             unsafe { stream.copy_on_device(out.address(), from, out.bytes()) }?;
         }
         if capturing {
-            book.captured = true;
+            book.asks = true;
         } else {
-            book.last.record(stream)?;
+            if book.last.record(stream).is_err() {
+                // The call is under way, and nobody could wait for it later.
+                stream.synchronize()?;
+            }
             book.last_stream = Some(stream.as_raw());
         }
         Ok(capturing)
@@ -481,7 +491,7 @@ impl Lane {
         if book.last_stream.is_some_and(|last| last != stream.as_raw()) {
             stream.wait(&book.last)?;
         }
-        if book.captured {
+        if book.asks {
             // Replays may have moved the epoch, now or at any later time: only the device knows
             // how far. (Waiting for the whole context would wait for peers that share it, and they
             // for us.)
