@@ -212,6 +212,28 @@ fn a_rank_that_leaves_is_named() {
     });
 }
 
+/// A rank has left before the others call: nothing that they store to is gone.
+#[test]
+fn a_rank_that_has_left_is_named() {
+    Machine::new(3).run("a_rank_that_has_left_is_named", |_| {
+        for way in WAYS {
+            threads(3, |group| {
+                let device = group.rank() as u32;
+                let rank = Rank::new(group, device, options(3).way(way)).unwrap();
+                rank.gather_into(0, 17, 1);
+                if rank.rank() == 0 {
+                    return;
+                }
+                sleep(millis(50));
+                let error = quickly(|| rank.attempt(0, 17, 2).unwrap_err());
+                assert_eq!(error, GatherError::PeerLost { rank: 0 });
+                fails_fast(&rank, &error);
+                goes_on(rank, device, way, 2);
+            });
+        }
+    });
+}
+
 /// The last call of a rank is good for the others, however soon it leaves after.
 #[test]
 fn a_rank_may_leave_after_its_last_call() {

@@ -49,6 +49,27 @@ pub(super) fn obstacle(facts: &[Fact], row_bytes: u32) -> Option<String> {
     None
 }
 
+/// One address for the memory of all ranks.
+#[derive(Debug)]
+pub(super) struct Everywhere {
+    own: Arc<Mapping>,
+    /// What must stay while any rank may store through it. In one process that is every rank's
+    /// part, so that none is unbound before the last rank lets go.
+    keep: Vec<Arc<dyn Any + Send + Sync>>,
+}
+
+impl Everywhere {
+    /// Where the memory begins. Only `multimem` instructions may use it.
+    pub(super) fn address(&self) -> u64 {
+        self.own.address()
+    }
+
+    /// What keeps it alive.
+    pub(super) fn keep(&self) -> impl Iterator<Item = Arc<dyn Any + Send + Sync>> {
+        self.keep.iter().cloned()
+    }
+}
+
 /// Collective: maps one address for the `memory` of all ranks.
 ///
 /// Rank 0 creates the object; everybody adds its device, and only when all have, binds its memory,
@@ -58,7 +79,7 @@ pub(super) fn map(
     group: &Group,
     context: &Context,
     memory: &SymmetricMemory,
-) -> Result<Arc<Mapping>, WorkspaceError> {
+) -> Result<Everywhere, WorkspaceError> {
     let bytes = memory.own().bytes();
     let devices = group.world_size() as u32;
     let cuda = |error: CudaError| refused(group, error);
@@ -96,7 +117,17 @@ pub(super) fn map(
     let bound = everybody(group, bound.map_err(cuda))?;
     let mapped = AddressRange::reserve(context, bytes, 0)
         .and_then(|range| bound.map(0, &range, 0, bytes, &[context.device()]));
-    everybody(group, mapped.map(Arc::new).map_err(cuda))
+    let own = everybody(group, mapped.map(Arc::new).map_err(cuda))?;
+    let object: Arc<dyn Any + Send + Sync> = own.clone();
+    let keep = match group.one_process() {
+        false => vec![object],
+        true => {
+            let object = Some(object);
+            let all = group.pass(Passed { object, fd: None })?;
+            all.into_iter().filter_map(|passed| passed.object).collect()
+        }
+    };
+    Ok(Everywhere { own, keep })
 }
 
 fn create(

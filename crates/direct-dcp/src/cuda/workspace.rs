@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use direct_dcp_cuda::gather::{Kernel, Lane, LaneOptions, Layout, Transport, Trial};
-use direct_dcp_cuda::{Context, CudaError, Device, DeviceAttribute, Driver, Mapping, Stream};
+use direct_dcp_cuda::{Context, CudaError, Device, DeviceAttribute, Driver, Stream};
 use direct_dcp_kernels::device::Receiver;
 
 use super::memory::{Fact, SymmetricMemory};
-use super::multicast;
+use super::multicast::{self, Everywhere};
 use super::watcher::Watcher;
 use crate::error::shape;
 use crate::format::RowFormat;
@@ -24,6 +24,10 @@ const SELF_TEST_TIMEOUT: Duration = Duration::from_secs(20);
 ///
 /// Building one is collective, as for [`crate::Workspace`]: each rank in a thread or process of
 /// its own. Several ranks may share a device.
+///
+/// Ranks in processes that use multicast let it go together: by a [`Group::barrier`] after the last
+/// call of all, say. What is stored through the common address once one of them has taken its memory
+/// away is undefined.
 pub struct Workspace {
     // In the order in which they are let go: the watcher holds lanes, too, and a rank that shares
     // a device with others leaves before it frees memory, for which a driver waits until the
@@ -271,7 +275,7 @@ impl Builder<'_> {
     fn lanes(
         &self,
         way: Way,
-        multicast: Option<&Arc<Mapping>>,
+        multicast: Option<&Everywhere>,
     ) -> Result<Vec<Arc<Lane>>, WorkspaceError> {
         let cuda = |error| refused(self.group, error);
         let transport = match multicast {
@@ -280,7 +284,7 @@ impl Builder<'_> {
         };
         let kernel = Kernel::load(self.context, transport).map_err(cuda)?;
         let mut memory = self.memory.keep();
-        memory.extend(multicast.map(|mapping| mapping.clone() as _));
+        memory.extend(multicast.into_iter().flat_map(Everywhere::keep));
         (0..self.layout.ubatches)
             .map(|ubatch| {
                 let place = |base| {
