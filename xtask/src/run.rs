@@ -65,26 +65,42 @@ pub(crate) fn run(command: &mut Command) -> Outcome {
 
 /// Runs `cargo test`, shows what it prints, and adds its tests to the tally.
 pub(crate) fn run_tests(command: &mut Command, tally: &mut Tally) -> Outcome {
+    let failed = |error: std::io::Error| format!("{}: {error}", shown(command));
+    // One pipe for both, so that the lines stay in order.
+    let (output, stdout) = std::io::pipe().map_err(failed)?;
+    let stderr = stdout.try_clone().map_err(failed)?;
     let mut child = command
-        .stdout(Stdio::piped())
+        .stdout(stdout)
+        .stderr(stderr)
         .spawn()
         .map_err(|error| format!("cannot start {command:?}: {error}"))?;
-    if let Some(stdout) = child.stdout.take() {
-        for line in BufReader::new(stdout).split(b'\n') {
-            let line = line.map_err(|error| error.to_string())?;
-            let line = String::from_utf8_lossy(&line);
-            println!("{line}");
-            if let Some(counted) = Tally::of(&line) {
-                *tally += counted;
-            }
+    // Or the pipe would never end.
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    // Tests start test programs of their own, whose results may be shown too: of what a program
+    // prints, the last line counts.
+    let mut last = None;
+    for line in BufReader::new(output).split(b'\n') {
+        let line = line.map_err(|error| error.to_string())?;
+        let line = String::from_utf8_lossy(&line);
+        println!("{line}");
+        if let Some(counted) = Tally::of(&line) {
+            last = Some(counted);
+        } else if starts_program(&line) {
+            *tally += last.take().unwrap_or_default();
         }
     }
+    *tally += last.unwrap_or_default();
     let status = child.wait().map_err(|error| error.to_string())?;
     if status.success() {
         Ok(())
     } else {
         Err(format!("{} ended with {status}", shown(command)))
     }
+}
+
+/// Whether cargo says with this line that it starts a test program.
+fn starts_program(line: &str) -> bool {
+    line.starts_with("     Running ") || line.starts_with("   Doc-tests ")
 }
 
 /// The command as a person would type it.
@@ -117,10 +133,23 @@ mod tests {
 
     #[test]
     fn failed_tests_are_counted_and_are_an_error() {
+        let result = |passed, failed| {
+            format!(
+                "test result: x. {passed} passed; {failed} failed; 0 ignored; 0 measured; \
+                 0 filtered out"
+            )
+        };
+        let lines = [
+            "     Running tests/a.rs (target/a)",
+            // Of a program that a test has started.
+            &result(1, 1),
+            &result(4, 1),
+            "   Doc-tests b",
+            &result(2, 0),
+        ];
+        let script = format!("echo '{}' >&2; exit 101", lines.join("\n"));
         let mut tally = Tally::default();
-        let line = "test result: FAILED. 4 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out";
-        let script = format!("echo '{line}'; exit 101");
         run_tests(&mut shell(&script), &mut tally).unwrap_err();
-        assert_eq!((tally.passed, tally.failed), (4, 1));
+        assert_eq!((tally.passed, tally.failed), (6, 1));
     }
 }
