@@ -161,6 +161,10 @@ pub(crate) fn from_fault(
         ours: fault.ours,
         theirs: fault.theirs,
     };
+    // A peer that saw the abort first counts as lost. The abort came before, and says more.
+    if let (FaultCode::PeerLost, Some(by)) = (fault.code, control.aborted_by()) {
+        return GatherError::Aborted { by };
+    }
     match fault.code {
         FaultCode::Timeout => {
             let mut missing: Vec<usize> = missing.iter().map(|&rank| rank as usize).collect();

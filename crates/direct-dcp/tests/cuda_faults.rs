@@ -456,9 +456,9 @@ fn calling_fails(fake: &Fake, rank: &Rank, turn: &Barrier, lent: bool) {
                     ),
                     "{k}: {error:?}"
                 );
-                // If it went out all the same, it must count; if not, this is it.
-                sleep(millis(5));
-                if !more || rank.gather.status(&other).unwrap().epochs[0] == before {
+                // If it went out all the same, it counts; if not, this is it.
+                stream.synchronize().unwrap();
+                if rank.epochs()[0] == before {
                     submit().unwrap();
                 }
             }

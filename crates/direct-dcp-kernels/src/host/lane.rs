@@ -19,6 +19,10 @@ use crate::protocol::{gather, slot_of};
 /// Polls of a signal before the CPU is offered to others, where every rank has a core.
 const SPINS: u32 = 1000;
 
+/// Bytes of a slice from which a copy-out between threads reads the peers' rows in place. Below,
+/// one more copy costs less than one more wait.
+const IN_PLACE_FROM: u64 = 4096;
+
 /// What a waiting rank asks about its group.
 pub trait Watch: Send + Sync {
     /// Whether somebody aborted the group. Asked at every poll, so it should be a load.
@@ -187,7 +191,7 @@ impl Lane {
         if out.len() != gathered {
             return Err(size("output bytes", gathered, out.len()));
         }
-        let direct = self.reads_in_place();
+        let direct = self.reads_in_place(shape);
         self.launch(shape, local, out.as_mut_ptr(), true, direct, timeout)
     }
 
@@ -330,13 +334,14 @@ impl Lane {
     }
 
     /// Whether a copy-out reads the peers' rows where they are.
-    fn reads_in_place(&self) -> bool {
+    fn reads_in_place(&self, shape: Shape) -> bool {
         let most = self
             .options
             .blocks
             .get()
             .saturating_mul(self.options.geometry.world_size);
         self.options.one_process
+            && shape.bytes() >= IN_PLACE_FROM
             && self.options.geometry.way == Way::Shared
             && most <= direct::MAX_READERS
     }

@@ -313,12 +313,10 @@ impl Machine for Block<'_> {
     }
 
     fn relax(&self, polls: u32) {
-        if polls < self.launch.lane.spins() {
-            std::hint::spin_loop();
-        } else if polls < YIELDS {
-            std::thread::yield_now();
-        } else {
-            std::thread::sleep(Duration::from_micros(50));
+        match polls.checked_sub(self.launch.lane.spins()) {
+            None => std::hint::spin_loop(),
+            Some(yields) if yields < YIELDS => std::thread::yield_now(),
+            Some(_) => std::thread::sleep(Duration::from_micros(50)),
         }
     }
 
