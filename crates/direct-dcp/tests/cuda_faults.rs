@@ -40,7 +40,7 @@ fn fails_fast(rank: &Rank, error: &GatherError) {
         let lent = rank.gather.gather(ubatch, &rank.stream, local).map(drop);
         assert_eq!(&lent.unwrap_err(), error);
         assert_eq!(&rank.gather.check().unwrap_err(), error);
-        assert!(start.elapsed() < millis(100), "{:?}", start.elapsed());
+        assert!(start.elapsed() < millis(1000), "{:?}", start.elapsed());
         rank.output_untouched();
     }
     let status = rank.gather.status(&rank.stream).unwrap();
@@ -68,10 +68,10 @@ fn a_rank_that_is_missing_is_named() {
                 let device = group.rank() as u32;
                 let options = options(3).way(way).ubatches(2);
                 let rank = Rank::new(group, device, options).unwrap();
-                let rank = rank.limits(20_000, 300);
+                let rank = rank.limits(20_000, 500);
                 rank.gather_into(0, 17, 1);
                 if rank.rank() == 2 {
-                    sleep(millis(800));
+                    sleep(millis(1200));
                     // Too late: the others have given up. At the latest its next call says so.
                     let error = quickly(|| {
                         let first = rank.attempt(0, 17, 2);
@@ -86,11 +86,11 @@ fn a_rank_that_is_missing_is_named() {
                     let expected = GatherError::Timeout {
                         epoch: 2,
                         missing: vec![2],
-                        waited: millis(300),
+                        waited: millis(500),
                     };
                     assert_eq!(error, expected);
                     let took = start.elapsed();
-                    assert!(took >= millis(300) && took < millis(3000), "{took:?}");
+                    assert!(took >= millis(500) && took < millis(5000), "{took:?}");
                     fails_fast(&rank, &error);
                     assert_eq!(rank.epochs(), [1, 0], "the call does not count");
                 }
