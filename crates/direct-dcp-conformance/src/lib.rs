@@ -23,6 +23,7 @@
 //! | variable | is |
 //! | --- | --- |
 //! | `DIRECT_DCP_GATHERS` | gathers of the random scenario, per backend; 51,200 unless set, a tenth in debug builds |
+//! | `DIRECT_DCP_KILLS` | ranks that are killed; 100 unless set |
 //! | `DIRECT_DCP_SEED` | the seed of everything, to repeat a failure; random unless set |
 #![forbid(unsafe_code)]
 
