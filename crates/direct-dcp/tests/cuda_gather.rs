@@ -229,6 +229,7 @@ fn slots_are_released_after_another_stream() {
                 if call == 2 {
                     sleep(Duration::from_millis(60));
                     assert!(!rank.stream.is_idle().unwrap(), "waits for the reader");
+                    rank.group.barrier().unwrap();
                     if rank.rank() == 0 {
                         let other = Stream::new(rank.context()).unwrap();
                         word.upload(&other, 0, &7_u32.to_ne_bytes()).unwrap();
