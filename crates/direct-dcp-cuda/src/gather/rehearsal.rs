@@ -35,6 +35,8 @@ pub struct Rehearsal {
     /// The last call, if it lent its slot.
     held: Option<Held>,
     marks: Vec<Event>,
+    /// Events of marks that are gone, so that a mark in a timed loop creates none.
+    spare: Vec<Event>,
     local: DeviceBuffer,
     out: DeviceBuffer,
     stream: Arc<Stream>,
@@ -59,6 +61,7 @@ impl Rehearsal {
             graph: None,
             held: None,
             marks: Vec::new(),
+            spare: Vec::new(),
             local: DeviceBuffer::new(context, slice)?,
             out: DeviceBuffer::new(context, all)?,
             stream: Arc::new(Stream::new(context)?),
@@ -162,7 +165,10 @@ impl Rehearsal {
     /// # Errors
     /// The driver's.
     pub fn mark(&mut self) -> Result<()> {
-        let event = Event::with_timing(self.stream.context())?;
+        let event = match self.spare.pop() {
+            Some(event) => event,
+            None => Event::with_timing(self.stream.context())?,
+        };
         event.record(&self.stream)?;
         self.marks.push(event);
         Ok(())
@@ -181,7 +187,9 @@ impl Rehearsal {
                 f64::from(milliseconds.max(0.0)) / 1e3,
             ))
         };
-        marks.windows(2).map(lap).collect()
+        let laps = marks.windows(2).map(lap).collect();
+        self.spare.extend(marks);
+        laps
     }
 
     /// Waits until everything submitted has finished.
