@@ -31,5 +31,5 @@ mod rotation;
 pub mod host;
 
 #[doc(inline)]
-pub use machine::{Call, Fault, FaultCode, Interrupt, Machine, Shape};
+pub use machine::{COPY_OUT, Call, Fault, FaultCode, Interrupt, Machine, Shape};
 pub use rotation::rotated;

@@ -17,7 +17,22 @@ pub struct Shape {
     pub digest: u64,
 }
 
+/// The bit of a digest that says that the rank wants a copy. Ranks use one form in one call: where
+/// rows are read in place, a rank that lends its rows to a peer's copy fills no slot.
+pub const COPY_OUT: u64 = 1 << 63;
+
 impl Shape {
+    /// The shape as a call of one form publishes it.
+    #[must_use]
+    pub fn in_form(self, copy_out: bool) -> Self {
+        let digest = if copy_out {
+            self.digest | COPY_OUT
+        } else {
+            self.digest & !COPY_OUT
+        };
+        Shape { digest, ..self }
+    }
+
     /// Bytes of the slice.
     #[must_use]
     #[inline(always)]

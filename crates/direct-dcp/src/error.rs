@@ -4,10 +4,10 @@ use std::fmt;
 use std::time::Duration;
 
 use direct_dcp_cuda::CudaError;
-use direct_dcp_kernels::{Fault, FaultCode, Shape};
+use direct_dcp_kernels::{COPY_OUT, Fault, FaultCode, Shape};
 
 use crate::format::RowFormat;
-use crate::group::Control;
+use crate::group::{Control, Failure};
 
 /// Why a gather did not deliver.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -147,6 +147,19 @@ pub(crate) fn shape(format: RowFormat, bytes: usize, most: usize) -> Result<Shap
     })
 }
 
+/// What a failed call leaves for the peers to know.
+pub(crate) fn failure(error: &GatherError, ubatch: u32, epoch: u64) -> Failure {
+    let blamed = match error {
+        GatherError::PeerLost { rank } => Some(*rank),
+        _ => None,
+    };
+    Failure {
+        blamed,
+        ubatch,
+        epoch,
+    }
+}
+
 /// The error that a fault of a launch is.
 pub(crate) fn from_fault(
     fault: &Fault,
@@ -181,10 +194,23 @@ pub(crate) fn from_fault(
                 by: control.aborted_by().unwrap_or_default(),
             }
         }
-        FaultCode::PeerLost => GatherError::PeerLost { rank: source },
+        FaultCode::PeerLost => GatherError::PeerLost {
+            rank: control.culprit(source),
+        },
         FaultCode::Rows => mismatch("rows"),
         FaultCode::RowBytes => mismatch("row bytes"),
-        FaultCode::Digest => mismatch("digest"),
+        FaultCode::Digest => {
+            let form = |digest| u64::from(digest & COPY_OUT != 0);
+            match form(fault.ours) == form(fault.theirs) {
+                true => mismatch("element type"),
+                false => GatherError::Mismatch {
+                    source_rank: source,
+                    field: "form of call (0 zero-copy, 1 copy-out)",
+                    ours: form(fault.ours),
+                    theirs: form(fault.theirs),
+                },
+            }
+        }
         FaultCode::Ahead => GatherError::Desync {
             source_rank: source,
             expected: fault.ours,

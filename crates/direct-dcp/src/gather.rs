@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use direct_dcp_kernels::Shape;
 use direct_dcp_kernels::host::{Held, LaunchError};
 
-use crate::error::{GatherError, from_fault, invalid, shape};
+use crate::error::{GatherError, failure, from_fault, invalid, shape};
 use crate::options::Way;
 use crate::workspace::Workspace;
 
@@ -18,7 +18,8 @@ pub(crate) const FIRST_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Gathers KV rows over the ranks of a workspace.
 ///
-/// All ranks call the same operations in the same order, per ubatch. Different ubatches are
+/// All ranks call the same operations in the same order, per ubatch; in one call, all of them
+/// [`gather_into`](KvGather::gather_into) or all of them [`gather`](KvGather::gather). Different ubatches are
 /// independent and may be used by different threads at once.
 ///
 /// Any [`GatherError`] that says so poisons this rank's end of the group: the peers learn of it,
@@ -138,6 +139,13 @@ impl KvGather {
         if let Some(cause) = self.failure().clone() {
             return Err(GatherError::Poisoned { cause });
         }
+        let control = self.workspace.group().control();
+        if let Some(by) = control.aborted_by() {
+            let error = GatherError::Aborted { by };
+            *self.failure() = Some(error.to_string());
+            control.mark_failed(failure(&error, ubatch as u32, lane.epoch() + 1));
+            return Err(error);
+        }
         let most = self.workspace.capacity_rows() / self.workspace.group().world_size();
         let shape = shape(self.workspace.format(), local.len(), most)?;
         Ok((lane, shape))
@@ -164,7 +172,7 @@ impl KvGather {
         let control = self.workspace.group().control();
         let error = from_fault(&report.fault, &report.missing, started.elapsed(), control);
         *self.failure() = Some(error.to_string());
-        control.mark_failed();
+        control.mark_failed(failure(&error, ubatch as u32, report.fault.epoch));
         error
     }
 }

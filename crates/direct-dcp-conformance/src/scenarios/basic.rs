@@ -60,17 +60,27 @@ pub(super) fn blocks_of_any_number<R: Rank>(rank: R, case: &Case) -> Outcome {
     Ok(probe.checked())
 }
 
-/// Of one call, some ranks take a copy and others borrow the slot.
+/// Of one call, some ranks take a copy and others borrow the slot: every rank is told.
 pub(super) fn forms_that_differ<R: Rank>(rank: R, case: &Case) -> Outcome {
     let probe = Probe::build(&rank, Spec::new(case, 8 * case.world, BF16), case.seed)?;
-    for call in 0..8 {
-        if (call + rank.rank()).is_multiple_of(2) {
-            probe.copied(0, 1 + call)?;
-        } else {
-            probe.lent(0, 1 + call)?.verify()?;
-        }
+    for rows in 1..4 {
+        probe.both(0, rows)?;
     }
-    Ok(probe.checked())
+    let copies = rank.rank().is_multiple_of(2);
+    let outcome = match copies {
+        true => probe.copied(0, 5).map(drop),
+        false => probe.lent(0, 5).map(drop),
+    };
+    let text = match outcome {
+        Ok(()) => return Err(Failure("a call of two forms delivered".into())),
+        Err(failure) => failure.to_string(),
+    };
+    let (ours, theirs) = (u64::from(copies), u64::from(!copies));
+    let said = format!("gathers form of call (0 zero-copy, 1 copy-out) {theirs}, this rank {ours}");
+    match text.contains(&said) {
+        true => Ok(probe.checked()),
+        false => Err(Failure(format!("expected {said:?} in {text:?}"))),
+    }
 }
 
 /// Slots 0, 1, 0 and on, with no barrier in between, and rank 0 asleep before one call.

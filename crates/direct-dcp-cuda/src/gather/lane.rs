@@ -409,7 +409,7 @@ impl Lane {
             state: self.state.address(),
             status: self.host_words.device_address(),
             interrupts: self.host_words.device_address() + self.interrupts_at() as u64,
-            shape,
+            shape: shape.in_form(out.is_some()),
             slot_bytes: self.slot_bytes,
             timeout: u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX),
             world_size: self.options.layout.world_size,

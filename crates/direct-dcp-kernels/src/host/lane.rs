@@ -13,7 +13,7 @@ use direct_dcp_shm::Mapping;
 use super::direct;
 use super::machine::{Block, Launch, rotation};
 use super::region::{Geometry, Region, Way};
-use crate::machine::{Call, Fault, FaultCode, Machine, Shape};
+use crate::machine::{Call, Fault, Machine, Shape};
 use crate::protocol::{gather, slot_of};
 
 /// Polls of a signal before the CPU is offered to others, where every rank has a core.
@@ -29,8 +29,8 @@ pub trait Watch: Send + Sync {
     fn aborted(&self) -> bool;
     /// Whether `rank` has left, failed or died. May cost a system call.
     fn lost(&self, rank: u32) -> bool;
-    /// A rank that has failed in this generation, if any. Asked once a call.
-    fn failed(&self) -> Option<u32>;
+    /// A rank that has failed in call `epoch` of `ubatch`, if any. Asked once a call.
+    fn failed(&self, ubatch: u32, epoch: u64) -> Option<u32>;
 }
 
 /// How a lane is built.
@@ -187,6 +187,7 @@ impl Lane {
         timeout: Duration,
     ) -> Result<(), LaunchError> {
         let _turn = self.turn()?;
+        let shape = shape.in_form(true);
         let gathered = self.check(shape, local)?;
         if out.len() != gathered {
             return Err(size("output bytes", gathered, out.len()));
@@ -206,6 +207,7 @@ impl Lane {
         timeout: Duration,
     ) -> Result<Held, LaunchError> {
         let _turn = self.turn()?;
+        let shape = shape.in_form(false);
         let len = self.check(shape, local)?;
         let epoch = self.epoch() + 1;
         let slot = slot_of(epoch, self.slots());
@@ -284,9 +286,6 @@ impl Lane {
         timeout: Duration,
     ) -> Result<(), LaunchError> {
         let slot = slot_of(self.epoch() + 1, self.slots());
-        // Peers have to copy the same way, or they would read what nobody wrote.
-        let digest = shape.digest | u64::from(direct) << 63;
-        let shape = Shape { digest, ..shape };
         let launch = Launch {
             lane: self,
             call: Call {
@@ -357,22 +356,12 @@ impl Lane {
                 direct::finish(&region.source(slot, peer).gate);
             }
             // Every peer has published this call, so it is inside it, and ends it in bounded time:
-            // it finishes here, or says that it failed.
+            // it finishes here, or says that it failed. Either way, and if the group is aborted
+            // meanwhile, this call has delivered: who comes too late finds the gate closed.
             let mut polls = 0;
             while !direct::finished(gate, peers) {
-                let fault = |code, source| Fault {
-                    code,
-                    source,
-                    epoch: self.epoch(),
-                    ours: 0,
-                    theirs: 0,
-                };
-                if self.watch.aborted() {
-                    launch.fail(fault(FaultCode::Aborted, rank));
-                    break;
-                }
-                if let Some(source) = self.watch.failed() {
-                    launch.fail(fault(FaultCode::PeerLost, source));
+                if self.watch.aborted() || self.failed_peer(self.epoch()).is_some() {
+                    direct::close(gate);
                     break;
                 }
                 Block { launch, block: 0 }.relax(polls);
@@ -392,6 +381,11 @@ impl Lane {
 
     pub(super) fn blocks(&self) -> NonZeroU32 {
         self.options.blocks
+    }
+
+    /// A rank that has failed in call `epoch` of this lane.
+    pub(super) fn failed_peer(&self, epoch: u64) -> Option<u32> {
+        self.watch.failed(self.options.ubatch, epoch)
     }
 
     pub(super) fn watch(&self) -> &dyn Watch {

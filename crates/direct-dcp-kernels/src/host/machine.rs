@@ -207,9 +207,11 @@ impl Machine for Block<'_> {
         if self.launch.direct {
             let lent = region.source(slot, source);
             if !direct::enter(&lent.gate) {
+                // Whoever closed it did so because of somebody, or of an abort.
+                let lane = self.launch.lane;
                 return self.fail(Fault {
                     code: FaultCode::PeerLost,
-                    source,
+                    source: lane.failed_peer(self.epoch()).unwrap_or(source),
                     epoch: self.epoch(),
                     ours: 0,
                     theirs: 0,
@@ -267,7 +269,7 @@ impl Machine for Block<'_> {
     }
 
     fn failed_peer(&self) -> Option<u32> {
-        self.launch.lane.watch().failed()
+        self.launch.lane.failed_peer(self.epoch() + 1)
     }
 
     fn now(&self) -> u64 {

@@ -1,5 +1,7 @@
 //! The copy loop: read once, store to every receiver.
 
+use core::num::NonZeroU64;
+
 use super::instructions::Unit;
 
 /// Units that a thread has in flight.
@@ -20,8 +22,8 @@ pub(super) struct Job {
     pub(super) everywhere: u32,
 }
 
-/// Copies this block's share, unit by unit. The blocks take turns, so that together they work on
-/// one stretch of memory at a time.
+/// Copies this block's share, unit by unit: the share is one stretch, a whole number of turns of
+/// the block's threads long, but for the last block's.
 ///
 /// `target` is asked once the first loads are under way, and returned; where it is there,
 /// `to(target, step)` is where the bytes go in step `step`.
@@ -37,7 +39,13 @@ pub(super) unsafe fn copy<T: Unit, D>(
 ) -> Option<D> {
     let stride = u64::from(job.threads) * T::BYTES;
     let turn = stride * BATCH as u64;
-    let mut at = u64::from(job.block) * turn + u64::from(job.thread) * T::BYTES;
+    let share = turns(job.len, turn, job.blocks) * turn;
+    let start = u64::from(job.block) * share;
+    let job = Job {
+        len: job.len.min(start + share),
+        ..job
+    };
+    let mut at = start + u64::from(job.thread) * T::BYTES;
     // SAFETY: the caller's.
     let mut batch = unsafe { load::<T>(&job, at, stride) };
     let target = target()?;
@@ -51,11 +59,21 @@ pub(super) unsafe fn copy<T: Unit, D>(
                 }
             }
         }
-        at += turn * u64::from(job.blocks);
+        at += turn;
         // SAFETY: the caller's.
         batch = unsafe { load::<T>(&job, at, stride) };
     }
     Some(target)
+}
+
+/// Turns of `turn` bytes that each of `blocks` blocks takes, at most, to cover `len` bytes.
+#[inline(always)]
+fn turns(len: u64, turn: u64, blocks: u32) -> u64 {
+    let divide = |a: u64, b: u64| match NonZeroU64::new(b) {
+        Some(b) => (a + b.get() - 1) / b,
+        None => 0,
+    };
+    divide(divide(len, turn), blocks.into())
 }
 
 /// A batch of units, those that lie below `len`.

@@ -122,12 +122,21 @@ load!(
 
 store!(store_u32, u32, reg32, "st.global.u32", "An ordinary store.");
 store!(store_u64, u64, reg64, "st.global.u64", "An ordinary store.");
+#[cfg(not(feature = "multicast"))]
 store!(
-    store_relaxed_sys_u32,
+    store_everywhere_u32,
     u32,
     reg32,
     "st.relaxed.sys.global.u32",
-    "Stores a changing word."
+    "Stores a changing word of a receiver."
+);
+#[cfg(feature = "multicast")]
+store!(
+    store_everywhere_u32,
+    u32,
+    reg32,
+    "multimem.st.relaxed.sys.global.u32",
+    "Stores a changing word of every replica of a multicast address."
 );
 store!(
     store_release_gpu_u32,

@@ -7,10 +7,9 @@
 use core::mem::offset_of;
 use core::num::NonZeroU32;
 
-use super::copy::{Job, copy};
-use super::instructions::{self as gpu, Quad};
+use super::instructions::{self as gpu, Quad, Unit};
 use super::thread::Thread;
-use crate::device::{Arguments, State};
+use crate::device::{Arguments, Receiver, State};
 use crate::machine::Machine;
 use crate::protocol::slot_of;
 
@@ -42,7 +41,17 @@ pub(crate) unsafe extern "ptx-kernel" fn direct_dcp_staged_publish(arguments: Ar
     };
     let epoch = thread.epoch();
     let slot = slot_of(epoch, slots);
-    let _ = thread.store(|| Some(slot));
+    let bytes = arguments.shape.bytes();
+    let place = u64::from(slot) * arguments.slot_bytes + u64::from(arguments.rank) * bytes;
+    one_at_a_time(&thread, bytes, |at| {
+        // SAFETY: `at` lies in the slice, which the local rows and every slot hold.
+        let unit = unsafe { Quad::load(arguments.local + at) };
+        for receiver in 0..arguments.receiver_count {
+            let rows = thread.receiver(receiver, offset_of!(Receiver, rows));
+            // SAFETY: as for the load.
+            unsafe { unit.store(rows + place + at, false) };
+        }
+    });
     gpu::fence_sc_sys();
     thread.barrier();
     if thread.thread() != 0 {
@@ -79,11 +88,21 @@ pub(crate) unsafe extern "ptx-kernel" fn direct_dcp_staged_copy(arguments: Argum
     let slot = u64::from(slot_of(thread.epoch(), slots));
     let gathered = u64::from(arguments.world_size) * arguments.shape.bytes();
     let from = arguments.own.rows + slot * arguments.slot_bytes;
-    let job = Job {
-        from,
-        len: gathered,
-        ..thread.job()
-    };
-    // SAFETY: the slot and the output hold the gathered rows.
-    unsafe { copy::<Quad, u64>(job, || Some(arguments.out), |&out, _| out) };
+    one_at_a_time(&thread, gathered, |at| {
+        // SAFETY: the slot and the output hold the gathered rows.
+        unsafe { Quad::load(from + at).store(arguments.out + at, false) };
+    });
+}
+
+/// Calls `each` with the places of this thread's units in `bytes` bytes: one in flight, then the
+/// next, a grid further.
+#[inline(always)]
+fn one_at_a_time(thread: &Thread<'_, Quad, false>, bytes: u64, each: impl Fn(u64)) {
+    let threads = u64::from(thread.threads().get());
+    let first = u64::from(thread.block()) * threads + u64::from(thread.thread());
+    let mut at = first * Quad::BYTES;
+    while at < bytes {
+        each(at);
+        at += u64::from(thread.blocks().get()) * threads * Quad::BYTES;
+    }
 }

@@ -68,7 +68,7 @@ impl<'a, T: Unit, const COPY_OUT: bool> Thread<'a, T, COPY_OUT> {
 
     /// The field at `offset` of receiver `receiver`.
     #[inline(always)]
-    fn receiver(&self, receiver: u32, offset: usize) -> u64 {
+    pub(super) fn receiver(&self, receiver: u32, offset: usize) -> u64 {
         // SAFETY: the table has receiver_count entries of each field, and the caller stays below
         // that.
         unsafe { gpu::load_u64(self.entry(receiver, offset)) }
@@ -187,7 +187,7 @@ impl<T: Unit, const COPY_OUT: bool> Machine for Thread<'_, T, COPY_OUT> {
             let notice = self.receiver(step, offset_of!(Receiver, notice));
             if notice != 0 {
                 // SAFETY: a word of a receiver.
-                unsafe { gpu::store_relaxed_sys_u32(notice, self.arguments.rank + 1) };
+                unsafe { gpu::store_everywhere_u32(notice, self.arguments.rank + 1) };
             }
         }
     }

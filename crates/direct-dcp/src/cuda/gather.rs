@@ -8,7 +8,7 @@ use direct_dcp_cuda::gather::{DeviceRows, DeviceRowsMut, Held, Lane, LaunchError
 use direct_dcp_kernels::Shape;
 
 use super::workspace::Workspace;
-use crate::error::{GatherError, from_cuda, from_fault, invalid, shape};
+use crate::error::{GatherError, failure, from_cuda, from_fault, invalid, shape};
 use crate::gather::{FIRST_TIMEOUT, Status, TIMEOUT};
 
 /// Gathers KV rows over the ranks of a GPU workspace.
@@ -108,8 +108,13 @@ impl KvGather {
         if let Some(error) = self.failure().clone() {
             return Err(error);
         }
-        match self.lanes().find_map(|lane| lane.report()) {
-            Some(report) => Err(self.fail(&report)),
+        let report = |lane: &Arc<Lane>| lane.report();
+        match self
+            .lanes()
+            .enumerate()
+            .find_map(|(ubatch, lane)| Some((ubatch, report(lane)?)))
+        {
+            Some((ubatch, report)) => Err(self.fail(&report, ubatch)),
             None => Ok(()),
         }
     }
@@ -187,20 +192,20 @@ impl KvGather {
                 reason: "the copy engines are driven by the host, which must know the slot",
                 instead: "push or pull",
             },
-            LaunchError::Failed(report) => self.fail(&report),
+            LaunchError::Failed(report) => self.fail(&report, ubatch),
             LaunchError::Cuda(error) => from_cuda(&error),
         }
     }
 
     /// Remembers the failure, and tells the peers.
-    fn fail(&self, report: &Report) -> GatherError {
+    fn fail(&self, report: &Report, ubatch: usize) -> GatherError {
         let control = self.workspace.group().control();
         let waited = match report.fault.epoch {
             1 => self.first_timeout.max(self.timeout),
             _ => self.timeout,
         };
         let error = from_fault(&report.fault, &report.missing, waited, control);
-        control.mark_failed();
+        control.mark_failed(failure(&error, ubatch as u32, report.fault.epoch));
         self.failure().get_or_insert(error).clone()
     }
 }

@@ -7,7 +7,10 @@
 //! byte 0         abort      0, or 1 + the rank that aborted first
 //! byte 4         lost       0, or 1 + the first rank that a collective found gone
 //! byte 8         failures   how many ranks are FAILED
-//! byte 64 + 4r   state      of rank r: LIVE, LEFT or FAILED
+//! byte 64 + 24r  state      of rank r: LIVE, LEFT or FAILED
+//!         + 4    blamed     0, or 1 + the rank that r failed because of
+//!         + 8    ubatch     of the call in which r failed
+//!         + 16   epoch      of that call
 //! ```
 //!
 //! All of them only ever change once, away from zero (`failures` grows): what was seen set stays
@@ -16,13 +19,18 @@
 use super::error::{GroupError, shm_error};
 use super::fabric::Fabric;
 use direct_dcp_shm::{Mapping, SharedMemory, ShmError};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 const ABORT: usize = 0;
 const LOST: usize = 4;
 const FAILURES: usize = 8;
 const STATES: usize = 64;
+/// Bytes of each rank, and where in them what lies.
+const RANK: usize = 24;
+const BLAMED: usize = 4;
+const UBATCH: usize = 8;
+const EPOCH: usize = 16;
 
 /// The rank takes part.
 const LIVE: u32 = 0;
@@ -30,6 +38,17 @@ const LIVE: u32 = 0;
 const LEFT: u32 = 1;
 /// The rank can no longer take part in gathers of this generation, and says so.
 const FAILED: u32 = 2;
+
+/// Why a rank can no longer take part.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Failure {
+    /// The rank because of which, if it was lost.
+    pub(crate) blamed: Option<usize>,
+    /// The ubatch of the call that failed.
+    pub(crate) ubatch: u32,
+    /// The call.
+    pub(crate) epoch: u64,
+}
 
 /// The shared words of one generation, as mapped by one process.
 #[derive(Debug)]
@@ -41,7 +60,7 @@ pub(super) struct Words {
 impl Words {
     /// Bytes that the words of `world` ranks take.
     pub(super) fn len(world: usize) -> usize {
-        STATES + 4 * world
+        STATES + RANK * world
     }
 
     /// Memory for the words of `world` ranks, all zero: nobody aborted, everybody live.
@@ -100,7 +119,20 @@ impl Words {
         self.retire(rank, LEFT);
     }
 
-    fn fail(&self, rank: usize) {
+    fn fail(&self, rank: usize, failure: Failure) {
+        let blamed = failure.blamed.and_then(|rank| u32::try_from(rank + 1).ok());
+        if self.state(rank) == LIVE {
+            // Only this rank writes these, and the state that releases them changes once.
+            if let Some(word) = self.rank_word(rank, BLAMED) {
+                word.store(blamed.unwrap_or(0), Ordering::Relaxed);
+            }
+            if let Some(word) = self.rank_word(rank, UBATCH) {
+                word.store(failure.ubatch, Ordering::Relaxed);
+            }
+            if let Some(word) = self.epoch_word(rank) {
+                word.store(failure.epoch, Ordering::Relaxed);
+            }
+        }
         if self.retire(rank, FAILED)
             && let Some(failures) = self.word(FAILURES)
         {
@@ -109,17 +141,56 @@ impl Words {
         }
     }
 
-    fn failed(&self) -> Option<usize> {
+    /// A rank that failed in this very call. A single load while none has failed at all.
+    fn failed_in(&self, ubatch: u32, epoch: u64) -> Option<usize> {
         // SYNC: membership. Usually the one load that a waiting rank pays for.
         let failures = self.word(FAILURES)?.load(Ordering::Acquire);
         if failures == 0 {
             return None;
         }
-        (0..self.world).find(|&rank| self.state(rank) == FAILED)
+        let in_call = |&rank: &usize| {
+            let word = |word: Option<&AtomicU32>| word.map(|word| word.load(Ordering::Relaxed));
+            self.state(rank) == FAILED
+                && word(self.rank_word(rank, UBATCH)) == Some(ubatch)
+                && self
+                    .epoch_word(rank)
+                    .map(|word| word.load(Ordering::Relaxed))
+                    == Some(epoch)
+        };
+        (0..self.world).find(in_call)
+    }
+
+    /// Whose fault it was that `rank` is gone: a rank that failed because of another leads there.
+    fn culprit(&self, rank: usize) -> usize {
+        let mut at = rank;
+        for _ in 0..self.world {
+            if self.state(at) != FAILED {
+                break;
+            }
+            let blamed = self
+                .rank_word(at, BLAMED)
+                .map_or(0, |word| word.load(Ordering::Relaxed));
+            match blamed.checked_sub(1) {
+                Some(next) => at = next as usize,
+                None => break,
+            }
+        }
+        at
     }
 
     fn state_word(&self, rank: usize) -> Option<&AtomicU32> {
-        self.word(STATES + 4 * rank).filter(|_| rank < self.world)
+        self.rank_word(rank, 0)
+    }
+
+    fn rank_word(&self, rank: usize, offset: usize) -> Option<&AtomicU32> {
+        self.word(STATES + RANK * rank + offset)
+            .filter(|_| rank < self.world)
+    }
+
+    fn epoch_word(&self, rank: usize) -> Option<&AtomicU64> {
+        self.mapping
+            .atomic_u64(STATES + RANK * rank + EPOCH)
+            .filter(|_| rank < self.world)
     }
 
     /// `None` never happens for an offset of the table above; it is passed on, not unwrapped.
@@ -179,14 +250,23 @@ impl Control {
             || self.fabric.closed(rank)
     }
 
-    /// The first rank that marked itself failed. A single load while there is none.
-    pub(crate) fn failed(&self) -> Option<usize> {
-        self.words.failed()
+    /// A rank that failed in call `epoch` of `ubatch`. A single load while none has failed.
+    pub(crate) fn failed_in(&self, ubatch: u32, epoch: u64) -> Option<usize> {
+        self.words.failed_in(ubatch, epoch)
     }
 
-    /// Says that this rank can no longer take part in gathers of this generation.
-    pub(crate) fn mark_failed(&self) {
-        self.words.fail(self.rank);
+    /// Whose fault it was that `rank` is gone.
+    pub(crate) fn culprit(&self, rank: usize) -> usize {
+        match self.words.culprit(rank) {
+            // Whoever blames us is the one that we cannot go on with.
+            culprit if culprit == self.rank => rank,
+            culprit => culprit,
+        }
+    }
+
+    /// Says that this rank can no longer take part in gathers of this generation, and why.
+    pub(crate) fn mark_failed(&self, failure: Failure) {
+        self.words.fail(self.rank, failure);
     }
 
     /// Says that this rank is done with this generation.
@@ -262,15 +342,43 @@ mod tests {
     #[test]
     fn a_state_is_left_once() {
         let words = Words::create(3).unwrap();
-        words.fail(1);
+        let failure = Failure {
+            blamed: None,
+            ubatch: 0,
+            epoch: 7,
+        };
+        words.fail(1, failure);
         words.leave(1);
         words.leave(2);
-        words.fail(2);
+        words.fail(2, failure);
         assert_eq!(
             [0, 1, 2].map(|rank| words.state(rank)),
             [LIVE, FAILED, LEFT]
         );
-        assert_eq!(words.failed(), Some(1));
+        assert_eq!(words.failed_in(0, 7), Some(1));
+        assert_eq!((words.failed_in(0, 8), words.failed_in(1, 7)), (None, None));
         assert_eq!(words.state(3), LEFT);
+    }
+
+    #[test]
+    fn blame_leads_to_whoever_began() {
+        let words = Words::create(4).unwrap();
+        words.fail(
+            0,
+            Failure {
+                blamed: Some(1),
+                ubatch: 0,
+                epoch: 7,
+            },
+        );
+        words.fail(
+            1,
+            Failure {
+                blamed: Some(3),
+                ubatch: 0,
+                epoch: 7,
+            },
+        );
+        assert_eq!([0, 1, 2, 3].map(|rank| words.culprit(rank)), [3, 3, 2, 3]);
     }
 }

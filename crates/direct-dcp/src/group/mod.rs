@@ -31,7 +31,7 @@ mod tests;
 mod watch;
 
 pub use control::AbortHandle;
-pub(crate) use control::Control;
+pub(crate) use control::{Control, Failure};
 pub use error::GroupError;
 pub use exchange::Exchange;
 pub(crate) use fabric::Passed;

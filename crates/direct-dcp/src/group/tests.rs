@@ -1,6 +1,6 @@
 //! What the rest of the crate relies on and users do not see: shared memory and control.
 
-use super::{Control, Group, Launcher};
+use super::{Control, Failure, Group, Launcher};
 use direct_dcp_shm::SharedMemory;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -96,14 +96,19 @@ fn control_tells_who_is_gone() {
                 assert_eq!(gone(&control), [false, true, false]);
                 // Its group is dropped, but not what holds its place.
                 assert!(!control.lost(2));
-                control.mark_failed();
+                let failure = Failure {
+                    blamed: None,
+                    ubatch: 2,
+                    epoch: 9,
+                };
+                control.mark_failed(failure);
                 soon(|| control.lost(2));
-                assert_eq!(control.failed(), Some(0));
+                assert_eq!(control.failed_in(2, 9), Some(0));
             }
             1 => {}
             _ => {
                 drop(group);
-                soon(|| control.failed() == Some(0));
+                soon(|| control.failed_in(2, 9) == Some(0));
                 assert!(control.lost(0));
             }
         }

@@ -12,8 +12,9 @@ impl Watch for Control {
         Control::lost(self, rank as usize)
     }
 
-    fn failed(&self) -> Option<u32> {
+    fn failed(&self, ubatch: u32, epoch: u64) -> Option<u32> {
         // A group has far fewer ranks than that.
-        Control::failed(self).and_then(|rank| u32::try_from(rank).ok())
+        self.failed_in(ubatch, epoch)
+            .and_then(|rank| u32::try_from(rank).ok())
     }
 }
