@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use direct_dcp::{DType, RowFormat};
+use direct_dcp::{DType, GatherError, RowFormat};
 use rand::RngExt;
 
 use crate::case::{Case, Spec};
 use crate::failure::{Failure, Outcome, ensure};
-use crate::probe::Probe;
+use crate::probe::{Probe, fails};
 use crate::reference::dice;
 use crate::{Gather, Rank};
 
@@ -67,20 +67,19 @@ pub(super) fn forms_that_differ<R: Rank>(rank: R, case: &Case) -> Outcome {
         probe.both(0, rows)?;
     }
     let copies = rank.rank().is_multiple_of(2);
-    let outcome = match copies {
-        true => probe.copied(0, 5).map(drop),
-        false => probe.lent(0, 5).map(drop),
+    let (our_form, their_form) = (u64::from(copies), u64::from(!copies));
+    let expected = format!("a mismatch of form, {our_form} here and {their_form} there");
+    let fits = |error: &GatherError| {
+        matches!(error, GatherError::Mismatch { field, ours, theirs, source_rank }
+            if field.starts_with("form of call")
+                && (*ours, *theirs) == (our_form, their_form)
+                && source_rank.is_multiple_of(2) != copies)
     };
-    let text = match outcome {
-        Ok(()) => return Err(Failure("a call of two forms delivered".into())),
-        Err(failure) => failure.to_string(),
+    match copies {
+        true => fails(probe.try_copied(0, 5), &expected, fits)?,
+        false => fails(probe.try_lent(0, 5), &expected, fits)?,
     };
-    let (ours, theirs) = (u64::from(copies), u64::from(!copies));
-    let said = format!("gathers form of call (0 zero-copy, 1 copy-out) {theirs}, this rank {ours}");
-    match text.contains(&said) {
-        true => Ok(probe.checked()),
-        false => Err(Failure(format!("expected {said:?} in {text:?}"))),
-    }
+    Ok(probe.checked())
 }
 
 /// Slots 0, 1, 0 and on, with no barrier in between, and rank 0 asleep before one call.
