@@ -9,7 +9,7 @@ use core::num::NonZeroU32;
 #[inline(always)]
 pub fn rotated(rank: u32, step: u32, count: NonZeroU32) -> u32 {
     // rank < count and step < count, so the sum stays below 2 · count: one subtraction suffices.
-    let peer = rank % count + 1 + step % count;
+    let peer = rank + 1 + step;
     if peer >= count.get() {
         peer - count.get()
     } else {
