@@ -109,6 +109,9 @@ impl Launch {
                 notice: field(3, index),
             })
             .collect();
+        if a.near_rows != Receiver::near_rows(&self.receivers) {
+            return Err(INVALID_VALUE);
+        }
 
         self.require(a.local, slice, false)?;
         if a.out != 0 {

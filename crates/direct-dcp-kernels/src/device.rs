@@ -51,6 +51,16 @@ pub struct Receiver {
 }
 
 impl Receiver {
+    /// What [`Arguments::near_rows`] says of `receivers`.
+    #[cfg(not(target_arch = "nvptx64"))]
+    pub fn near_rows(receivers: &[Receiver]) -> [u64; NEAR] {
+        let mut near = [0; NEAR];
+        for (place, receiver) in near.iter_mut().zip(receivers) {
+            *place = receiver.rows;
+        }
+        near
+    }
+
     /// The table that [`Arguments::receivers`] points to: all rows, then all signals, all shapes
     /// and all notices. So the entries that a thread needs next to each other lie next to each
     /// other.
@@ -64,20 +74,21 @@ impl Receiver {
     }
 }
 
-/// What a rank keeps to itself, per ubatch, in device memory.
+/// What a rank keeps to itself, per ubatch, in device memory. The first 16 bytes are what every
+/// thread of a launch reads, at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct State {
     /// Calls completed.
     pub epoch: u64,
-    /// The address of the slot of the last completed call, for consumers of a captured graph.
-    pub rows: u64,
-    /// Blocks of the launch under way that have arrived; 0 between launches.
-    pub arrivals: u32,
     /// Not 0 once a call has failed.
     pub poisoned: u32,
     /// Not 0 once a thread has claimed the right to report the first fault.
     pub reported: u32,
+    /// The address of the slot of the last completed call, for consumers of a captured graph.
+    pub rows: u64,
+    /// Blocks of the launch under way that have arrived; 0 between launches.
+    pub arrivals: u32,
     /// Makes the size a multiple of 8.
     pub reserved: u32,
 }
@@ -103,6 +114,9 @@ pub struct Status {
     pub theirs: u64,
 }
 
+/// Receivers whose rows [`Arguments`] names itself.
+pub const NEAR: usize = 8;
+
 /// The arguments of a gather kernel, passed by value.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -112,6 +126,9 @@ pub struct Arguments {
     /// The output, or 0 where the caller reads the slot. Addresses and sizes are multiples of the
     /// kernel's access.
     pub out: u64,
+    /// The rows of the first receivers, as in the table: arguments reach all blocks by the constant
+    /// cache, where a table in memory, read by every warp at the same time, is a place to queue.
+    pub near_rows: [u64; NEAR],
     /// `[4][receiver_count]` addresses in device memory, the fields of [`Receiver`]: one that
     /// reaches all ranks, or one a rank.
     pub receivers: u64,

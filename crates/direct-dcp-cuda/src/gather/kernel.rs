@@ -13,8 +13,9 @@ use crate::module::Module;
 /// Threads of a block at most.
 const THREADS: u32 = 256;
 
-/// Accesses that each thread of the kernels has in flight.
-const BATCH: u64 = 4;
+/// Accesses that a thread should have, at least: fewer, and more blocks than pay would queue to
+/// count themselves as arrived.
+const ACCESSES: u64 = 2;
 
 /// How the kernel's stores reach the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,7 +131,7 @@ impl Kernel {
         let units = bytes.div_ceil(width.into());
         let threads = u32::try_from(units).unwrap_or(u32::MAX).clamp(32, THREADS);
         let threads = threads.next_multiple_of(32);
-        let blocks = units.div_ceil(u64::from(threads) * BATCH);
+        let blocks = units.div_ceil(u64::from(threads) * ACCESSES);
         let blocks = u32::try_from(blocks)
             .unwrap_or(u32::MAX)
             .clamp(1, most.max(1));

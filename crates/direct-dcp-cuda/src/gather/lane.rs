@@ -404,6 +404,7 @@ impl Lane {
         let arguments = Arguments {
             local: local.address(),
             out: out.filter(|_| !copies).map_or(0, DeviceRowsMut::address),
+            near_rows: Receiver::near_rows(&self.receivers),
             receivers: self.table.address(),
             own: self.own,
             state: self.state.address(),

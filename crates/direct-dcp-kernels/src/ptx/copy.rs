@@ -1,11 +1,9 @@
 //! The copy loop: read once, store to every receiver.
 
-use core::num::NonZeroU64;
-
 use super::instructions::Unit;
 
 /// Units that a thread has in flight.
-const BATCH: usize = 4;
+const BATCH: u64 = 4;
 
 /// What is copied, and which thread of which block this is.
 #[derive(Clone, Copy)]
@@ -22,8 +20,23 @@ pub(super) struct Job {
     pub(super) everywhere: u32,
 }
 
-/// Copies this block's share, unit by unit: the share is one stretch, a whole number of turns of
-/// the block's threads long, but for the last block's.
+impl Job {
+    /// From a thread's unit to its next one: the threads of all blocks side by side, so that the
+    /// launch as a whole moves through memory in order.
+    #[inline(always)]
+    fn stride<T: Unit>(&self) -> u64 {
+        u64::from(self.threads) * u64::from(self.blocks) * T::BYTES
+    }
+
+    /// This thread's first unit.
+    #[inline(always)]
+    fn first<T: Unit>(&self) -> u64 {
+        let threads = u64::from(self.threads);
+        (u64::from(self.block) * threads + u64::from(self.thread)) * T::BYTES
+    }
+}
+
+/// Copies this thread's share, unit by unit.
 ///
 /// `target` is asked once the first loads are under way, and returned; where it is there,
 /// `to(target, step)` is where the bytes go in step `step`.
@@ -37,54 +50,106 @@ pub(super) unsafe fn copy<T: Unit, D>(
     target: impl FnOnce() -> Option<D>,
     to: impl Fn(&D, u32) -> u64,
 ) -> Option<D> {
-    let stride = u64::from(job.threads) * T::BYTES;
-    let turn = stride * BATCH as u64;
-    let share = turns(job.len, turn, job.blocks) * turn;
-    let start = u64::from(job.block) * share;
-    let job = Job {
-        len: job.len.min(start + share),
-        ..job
-    };
-    let mut at = start + u64::from(job.thread) * T::BYTES;
-    // SAFETY: the caller's.
+    let stride = job.stride::<T>();
+    let reach = (BATCH - 1) * stride;
+    let mut at = job.first::<T>();
+    if at + reach >= job.len {
+        // SAFETY: the caller's.
+        let batch = unsafe { load_some::<T>(&job, at, stride) };
+        let target = target()?;
+        // SAFETY: the caller's.
+        unsafe { store_some(&job, &batch, at, stride, |step| to(&target, step)) };
+        return Some(target);
+    }
+    // SAFETY: the last of the batch lies below `len`.
     let mut batch = unsafe { load::<T>(&job, at, stride) };
     let target = target()?;
-    while at < job.len {
-        for step in 0..job.count {
-            let to = to(&target, step);
-            for (index, unit) in (0_u64..).zip(&batch) {
-                if let Some(unit) = unit {
-                    // SAFETY: the unit was loaded, so it lies below `len`.
-                    unsafe { unit.store(to + at + index * stride, step < job.everywhere) };
-                }
-            }
+    loop {
+        // SAFETY: as for the load.
+        unsafe { store(&job, &batch, at, stride, |step| to(&target, step)) };
+        at += BATCH * stride;
+        if at + reach >= job.len {
+            break;
         }
-        at += turn;
-        // SAFETY: the caller's.
+        // SAFETY: the last of the batch lies below `len`.
         batch = unsafe { load::<T>(&job, at, stride) };
+    }
+    if at < job.len {
+        // SAFETY: the caller's.
+        unsafe {
+            let batch = load_some::<T>(&job, at, stride);
+            store_some(&job, &batch, at, stride, |step| to(&target, step));
+        }
     }
     Some(target)
 }
 
-/// Turns of `turn` bytes that each of `blocks` blocks takes, at most, to cover `len` bytes.
+/// The places of a batch, counted from its first.
+const INDICES: [u64; BATCH as usize] = [0, 1, 2, 3];
+
+/// A batch.
+///
+/// # Safety
+/// As for [`copy`], and all of it lies below `len`.
 #[inline(always)]
-fn turns(len: u64, turn: u64, blocks: u32) -> u64 {
-    let divide = |a: u64, b: u64| match NonZeroU64::new(b) {
-        Some(b) => (a + b.get() - 1) / b,
-        None => 0,
-    };
-    divide(divide(len, turn), blocks.into())
+unsafe fn load<T: Unit>(job: &Job, at: u64, stride: u64) -> [T; BATCH as usize] {
+    // SAFETY: the caller's.
+    INDICES.map(|index| unsafe { T::load(job.from + at + index * stride) })
 }
 
-/// A batch of units, those that lie below `len`.
+/// Those units of a batch that lie below `len`.
 ///
 /// # Safety
 /// As for [`copy`].
 #[inline(always)]
-unsafe fn load<T: Unit>(job: &Job, at: u64, stride: u64) -> [Option<T>; BATCH] {
-    [0_u64, 1, 2, 3].map(|index| {
+unsafe fn load_some<T: Unit>(job: &Job, at: u64, stride: u64) -> [Option<T>; BATCH as usize] {
+    INDICES.map(|index| {
         let at = at + index * stride;
         // SAFETY: it lies below `len`.
         (at < job.len).then(|| unsafe { T::load(job.from + at) })
     })
+}
+
+/// Stores a batch to every place.
+///
+/// # Safety
+/// As for [`copy`], and all of it lies below `len`.
+#[inline(always)]
+unsafe fn store<T: Unit>(
+    job: &Job,
+    batch: &[T; BATCH as usize],
+    at: u64,
+    stride: u64,
+    to: impl Fn(u32) -> u64,
+) {
+    for step in 0..job.count {
+        let to = to(step) + at;
+        for (index, unit) in (0_u64..).zip(batch) {
+            // SAFETY: the caller's.
+            unsafe { unit.store(to + index * stride, step < job.everywhere) };
+        }
+    }
+}
+
+/// Stores those units of a batch that were loaded.
+///
+/// # Safety
+/// As for [`copy`].
+#[inline(always)]
+unsafe fn store_some<T: Unit>(
+    job: &Job,
+    batch: &[Option<T>; BATCH as usize],
+    at: u64,
+    stride: u64,
+    to: impl Fn(u32) -> u64,
+) {
+    for step in 0..job.count {
+        let to = to(step) + at;
+        for (index, unit) in (0_u64..).zip(batch) {
+            if let Some(unit) = unit {
+                // SAFETY: the unit was loaded, so it lies below `len`.
+                unsafe { unit.store(to + index * stride, step < job.everywhere) };
+            }
+        }
+    }
 }

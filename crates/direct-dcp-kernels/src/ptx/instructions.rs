@@ -89,7 +89,6 @@ macro_rules! store {
     };
 }
 
-load!(load_u32, u32, reg32, "ld.global.u32", "An ordinary load.");
 load!(load_u64, u64, reg64, "ld.global.u64", "An ordinary load.");
 load!(
     load_relaxed_sys_u32,
@@ -119,6 +118,25 @@ load!(
     "ld.acquire.sys.global.u32",
     "Acquires from any GPU."
 );
+
+/// Two ordinary loads in one.
+///
+/// # Safety
+/// `address` is a multiple of 16, and that of two words in global memory.
+#[inline(always)]
+pub(super) unsafe fn load_u64_pair(address: u64) -> (u64, u64) {
+    let (first, second): (u64, u64);
+    // SAFETY: the caller's.
+    unsafe {
+        asm!(
+            "ld.global.v2.u64 {{{first}, {second}}}, [{address}];",
+            first = out(reg64) first,
+            second = out(reg64) second,
+            address = in(reg64) address,
+        );
+    }
+    (first, second)
+}
 
 store!(store_u32, u32, reg32, "st.global.u32", "An ordinary store.");
 store!(store_u64, u64, reg64, "st.global.u64", "An ordinary store.");

@@ -7,7 +7,7 @@ use core::num::NonZeroU32;
 
 use super::copy::{Job, copy};
 use super::instructions::{self as gpu, Quad, Unit};
-use crate::device::{Arguments, Receiver, State, Status};
+use crate::device::{Arguments, NEAR, Receiver, State, Status};
 use crate::machine::{Call, Fault, FaultCode, Interrupt, Machine, Shape};
 use crate::protocol::slot_of;
 use crate::rotation::rotated;
@@ -19,14 +19,22 @@ const SLEEP_NS: u32 = 200;
 /// A thread whose accesses are of one unit, of a launch that copies out or does not.
 pub(super) struct Thread<'a, T, const COPY_OUT: bool> {
     arguments: &'a Arguments,
+    /// The first words of the state, as the launch found them.
+    epoch: u64,
+    poisoned: bool,
     unit: PhantomData<T>,
 }
 
 impl<'a, T: Unit, const COPY_OUT: bool> Thread<'a, T, COPY_OUT> {
     #[inline(always)]
     pub(super) fn new(arguments: &'a Arguments) -> Self {
+        // SAFETY: the first 16 bytes of this rank's state.
+        let (epoch, flags) = unsafe { gpu::load_u64_pair(arguments.state) };
         Thread {
             arguments,
+            epoch,
+            // The low half is `poisoned`.
+            poisoned: flags as u32 != 0,
             unit: PhantomData,
         }
     }
@@ -74,6 +82,22 @@ impl<'a, T: Unit, const COPY_OUT: bool> Thread<'a, T, COPY_OUT> {
         unsafe { gpu::load_u64(self.entry(receiver, offset)) }
     }
 
+    /// Where the slots of receiver `receiver` begin.
+    #[inline(always)]
+    fn rows_of(&self, receiver: u32) -> u64 {
+        if receiver >= NEAR as u32 {
+            return self.receiver(receiver, offset_of!(Receiver, rows));
+        }
+        // Not by an index: arguments have no addresses, and would be copied into local memory.
+        let pick = |bit, unset, set| if receiver & bit == 0 { unset } else { set };
+        let [a, b, c, d, e, f, g, h] = self.arguments.near_rows;
+        pick(
+            4,
+            pick(2, pick(1, a, b), pick(1, c, d)),
+            pick(2, pick(1, e, f), pick(1, g, h)),
+        )
+    }
+
     /// Where this rank's own rows go in the output, if there is one.
     #[inline(always)]
     fn own_out(&self) -> Option<u64> {
@@ -109,7 +133,8 @@ impl<'a, T: Unit, const COPY_OUT: bool> Thread<'a, T, COPY_OUT> {
 }
 
 impl<T: Unit, const COPY_OUT: bool> Machine for Thread<'_, T, COPY_OUT> {
-    const POLLS_PER_LOOK: u32 = 32;
+    // A look reads host memory, which takes some microseconds: about one a millisecond.
+    const POLLS_PER_LOOK: u32 = 1024;
 
     #[inline(always)]
     fn block(&self) -> u32 {
@@ -147,14 +172,12 @@ impl<T: Unit, const COPY_OUT: bool> Machine for Thread<'_, T, COPY_OUT> {
 
     #[inline(always)]
     fn epoch(&self) -> u64 {
-        // SAFETY: a word of this rank's state.
-        unsafe { gpu::load_u64(self.state(offset_of!(State, epoch))) }
+        self.epoch
     }
 
     #[inline(always)]
     fn poisoned(&self) -> bool {
-        // SAFETY: a word of this rank's state.
-        unsafe { gpu::load_u32(self.state(offset_of!(State, poisoned))) != 0 }
+        self.poisoned
     }
 
     #[inline(always)]
@@ -227,10 +250,11 @@ impl<T: Unit, const COPY_OUT: bool> Machine for Thread<'_, T, COPY_OUT> {
         }
         let count = self.receivers();
         let pull = arguments.pull != 0;
-        // What every thread needs next, while the state is on its way.
-        gpu::prefetch(self.entry(0, offset_of!(Receiver, rows)));
-        gpu::prefetch(self.entry(0, offset_of!(Receiver, signals)));
-        gpu::prefetch(self.entry(0, offset_of!(Receiver, shapes)));
+        if self.thread() == 0 {
+            // What the last block needs to publish.
+            gpu::prefetch(self.entry(0, offset_of!(Receiver, signals)));
+            gpu::prefetch(self.entry(0, offset_of!(Receiver, shapes)));
+        }
         let stores = if pull { 1 } else { count.get() };
         // What is copied out goes to the output in the same pass, and then, where every rank has
         // memory of its own, not to our own slot, which nobody would read. That is the last step.
@@ -252,7 +276,7 @@ impl<T: Unit, const COPY_OUT: bool> Machine for Thread<'_, T, COPY_OUT> {
             _ if pull => arguments.own.rows + place,
             _ => {
                 let receiver = rotated(arguments.rank, step, count);
-                self.receiver(receiver, offset_of!(Receiver, rows)) + place
+                self.rows_of(receiver) + place
             }
         };
         // SAFETY: the host made sure that the slices of all ranks fit a slot and the output, and
@@ -269,7 +293,7 @@ impl<T: Unit, const COPY_OUT: bool> Machine for Thread<'_, T, COPY_OUT> {
         }
         let place = self.place(slot, source);
         let from = if arguments.pull != 0 {
-            self.receiver(source, offset_of!(Receiver, rows)) + place
+            self.rows_of(source) + place
         } else {
             arguments.own.rows + place
         };
