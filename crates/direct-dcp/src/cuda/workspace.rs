@@ -243,12 +243,22 @@ impl Builder<'_> {
             _ => None,
         };
         self.clear_headers()?;
-        let lanes = everybody(self.group, self.lanes(way, multicast.as_ref()))?;
-        self.self_test(&lanes)?;
+        let kernel = Kernel::load(
+            self.context,
+            match multicast {
+                Some(_) => Transport::Multicast,
+                None => Transport::Unicast,
+            },
+        );
+        let kernel = kernel.map_err(|error| refused(self.group, error));
+        let kernel = everybody(self.group, kernel)?;
+        let lanes = || everybody(self.group, self.lanes(way, &kernel, multicast.as_ref()));
+        let tested = lanes()?;
+        self.self_test(&tested)?;
         // The self-test's lanes waited for it when they were dropped; the next begin at epoch 0.
-        drop(lanes);
+        drop(tested);
         self.clear_headers()?;
-        everybody(self.group, self.lanes(way, multicast.as_ref()))
+        lanes()
     }
 
     /// Collective: makes all signals zero, before anybody stores or observes one.
@@ -275,14 +285,10 @@ impl Builder<'_> {
     fn lanes(
         &self,
         way: Way,
+        kernel: &Kernel,
         multicast: Option<&Everywhere>,
     ) -> Result<Vec<Arc<Lane>>, WorkspaceError> {
         let cuda = |error| refused(self.group, error);
-        let transport = match multicast {
-            Some(_) => Transport::Multicast,
-            None => Transport::Unicast,
-        };
-        let kernel = Kernel::load(self.context, transport).map_err(cuda)?;
         let mut memory = self.memory.keep();
         memory.extend(multicast.into_iter().flat_map(Everywhere::keep));
         (0..self.layout.ubatches)
