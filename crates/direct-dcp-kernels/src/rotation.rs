@@ -3,18 +3,20 @@
 use core::num::NonZeroU32;
 
 /// The `step`-th of `count` peers in the order in which `rank` visits them: the next rank first,
-/// itself last, so that no receiver is hit by all ranks at once. `rank` and `step` are below
-/// `count`.
+/// itself last, so that no receiver is hit by all ranks at once. `step` is below `count`, and so is
+/// `rank`, unless one receiver stands for all ranks: then that is the order.
 #[must_use]
 #[inline(always)]
 pub fn rotated(rank: u32, step: u32, count: NonZeroU32) -> u32 {
-    // rank < count and step < count, so the sum stays below 2 · count: one subtraction suffices.
+    // The sum stays below 2 · count, so one subtraction suffices; where there is but one peer, what
+    // is left may be any rank.
     let peer = rank + 1 + step;
-    if peer >= count.get() {
+    let peer = if peer >= count.get() {
         peer - count.get()
     } else {
         peer
-    }
+    };
+    peer.min(count.get() - 1)
 }
 
 #[cfg(test)]
@@ -31,6 +33,13 @@ mod tests {
             let mut sorted = order;
             sorted.sort_unstable();
             assert_eq!(sorted, [0, 1, 2, 3, 4]);
+        }
+    }
+
+    #[test]
+    fn a_receiver_that_stands_for_all_is_the_first_of_one() {
+        for rank in 0..72 {
+            assert_eq!(rotated(rank, 0, NonZeroU32::MIN), 0);
         }
     }
 }
