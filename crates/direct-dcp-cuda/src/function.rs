@@ -4,9 +4,8 @@
 
 use core::ffi::{c_int, c_uint, c_void};
 use core::marker::PhantomData;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use crate::context::Context;
 use crate::driver::SymbolGroup;
 use crate::error::{CudaError, Result};
 use crate::module::Module;
@@ -21,8 +20,8 @@ pub const MAX_PARAMETERS: usize = 32;
 pub struct Function {
     module: Arc<Module>,
     raw: sys::CUfunction,
-    /// Size of each parameter, where the driver tells (CUDA 12.4).
-    parameters: Option<Arc<[usize]>>,
+    /// Size of each parameter, once a launch has asked for them.
+    parameters: Arc<OnceLock<Box<[usize]>>>,
 }
 
 /// What the compiler made of a kernel.
@@ -86,13 +85,12 @@ impl<'a> Param<'a> {
 }
 
 impl Function {
-    pub(crate) fn new(module: &Arc<Module>, raw: sys::CUfunction) -> Result<Self> {
-        let parameters = parameter_sizes(module.context(), raw)?;
-        Ok(Self {
+    pub(crate) fn new(module: &Arc<Module>, raw: sys::CUfunction) -> Self {
+        Self {
             module: Arc::clone(module),
             raw,
-            parameters,
-        })
+            parameters: Arc::default(),
+        }
     }
 
     /// The module.
@@ -167,8 +165,8 @@ impl Function {
 
     /// Submits the kernel to a stream.
     ///
-    /// The number and the sizes of the arguments are checked where the driver tells them (CUDA
-    /// 12.4); their meaning cannot be. No memory is allocated.
+    /// The sizes of the arguments are checked where the driver tells them (CUDA 12.4), by the first
+    /// launch, and that there are as many by later ones; their meaning cannot be.
     ///
     /// # Errors
     /// [`CudaError::InvalidArgument`] for an empty shape, a stream of another context or arguments
@@ -247,41 +245,52 @@ impl Function {
                 params.len(),
             ));
         }
-        if let Some(sizes) = &self.parameters
-            && !sizes
-                .iter()
-                .copied()
-                .eq(params.iter().map(|param| param.bytes))
-        {
-            let got: Vec<usize> = params.iter().map(|param| param.bytes).collect();
-            let expected = format!("arguments of {sizes:?} bytes");
-            return Err(CudaError::invalid(
-                "kernel arguments",
-                expected,
-                format!("{got:?}"),
-            ));
+        let context = self.module.context();
+        if !context.driver().has(SymbolGroup::Parameters) {
+            return Ok(());
         }
+        let got = || params.iter().map(|param| param.bytes);
+        let refused = |sizes: &[usize]| {
+            let expected = format!("arguments of {sizes:?} bytes");
+            let got = format!("{:?}", got().collect::<Vec<_>>());
+            Err(CudaError::invalid("kernel arguments", expected, got))
+        };
+        if let Some(sizes) = self.parameters.get() {
+            return match sizes.iter().copied().eq(got()) {
+                true => Ok(()),
+                false => refused(sizes),
+            };
+        }
+        let sizes = self.parameter_sizes(params.len())?;
+        if !sizes.iter().copied().eq(got()) {
+            return refused(&sizes);
+        }
+        // Another launch may have been first, with as many.
+        let _ = self.parameters.set(sizes.into());
         Ok(())
     }
-}
 
-/// Asks for parameter after parameter, until the driver says that there is none of that index.
-fn parameter_sizes(context: &Context, function: sys::CUfunction) -> Result<Option<Arc<[usize]>>> {
-    if !context.driver().has(SymbolGroup::Parameters) {
-        return Ok(None);
+    /// The sizes of the first `count` parameters, or of all, if there are fewer. The one that would
+    /// come after them is not asked for: to the driver that is an error, which memory checkers
+    /// report.
+    fn parameter_sizes(&self, count: usize) -> Result<Vec<usize>> {
+        let context = self.module.context();
+        context.with_current(|| {
+            let mut sizes = Vec::with_capacity(count);
+            for index in 0..count {
+                let (mut offset, mut bytes) = (0, 0);
+                let api = context.driver().api();
+                // SAFETY: the function is live while its module is; writes two integers to places
+                // that live through the call.
+                match unsafe { api.cuFuncGetParamInfo(self.raw, index, &mut offset, &mut bytes) } {
+                    Ok(()) => sizes.push(bytes),
+                    Err(error) if error.code() == Some(sys::CUDA_ERROR_INVALID_VALUE) => break,
+                    Err(error) => return Err(error),
+                }
+            }
+            Ok(sizes)
+        })
     }
-    let mut sizes = Vec::new();
-    for index in 0..=MAX_PARAMETERS {
-        let (mut offset, mut bytes) = (0, 0);
-        let api = context.driver().api();
-        // SAFETY: the function is live; writes two integers to places that live through the call.
-        match unsafe { api.cuFuncGetParamInfo(function, index, &mut offset, &mut bytes) } {
-            Ok(()) => sizes.push(bytes),
-            Err(error) if error.code() == Some(sys::CUDA_ERROR_INVALID_VALUE) => break,
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(Some(sizes.into()))
 }
 
 const _: () = assert!(size_of::<c_uint>() == size_of::<u32>());

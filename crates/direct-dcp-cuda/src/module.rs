@@ -98,7 +98,7 @@ impl Module {
             let api = self.context.driver().api();
             // SAFETY: the module is live, the name ends in NUL; writes one handle.
             unsafe { api.cuModuleGetFunction(&mut raw, self.raw, c_name.as_ptr()) }?;
-            Function::new(self, raw)
+            Ok(Function::new(self, raw))
         })
     }
 
