@@ -195,8 +195,8 @@ impl KvGather {
                 got,
             } => invalid(what, expected, got),
             LaunchError::Capturing => GatherError::Unsupported {
-                capability: "capture into a graph",
-                reason: "the copy engines are driven by the host, which must know the slot",
+                capability: "capture of this call into a graph",
+                reason: "by the way that the group has taken, only the host knows a call's slot",
                 instead: "push or pull",
             },
             LaunchError::Failed(report) => self.fail(&report, ubatch),
