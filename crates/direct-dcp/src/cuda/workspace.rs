@@ -4,14 +4,16 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use direct_dcp_cuda::gather::{Kernel, Lane, LaneOptions, Layout, Transport, Trial};
+use direct_dcp_cuda::gather::{
+    Kernel, Lane, LaneOptions, LaunchError, Layout, Report, Transport, Trial,
+};
 use direct_dcp_cuda::{Context, CudaError, Device, DeviceAttribute, Driver, Stream};
 use direct_dcp_kernels::device::Receiver;
 
 use super::memory::{Fact, SymmetricMemory};
 use super::multicast::{self, Everywhere};
 use super::watcher::Watcher;
-use crate::error::shape;
+use crate::error::{from_fault, shape};
 use crate::format::RowFormat;
 use crate::group::Group;
 use crate::options::{Way, WorkspaceError, WorkspaceOptions, agree, everybody, refused};
@@ -299,11 +301,7 @@ impl Builder<'_> {
                         .ok_or_else(|| self.options.too_large())
                 };
                 let receivers: Vec<Receiver> = match multicast {
-                    Some(mapping) => vec![Receiver {
-                        // It is written by ordinary stores, which must not go there.
-                        notice: 0,
-                        ..place(mapping.address())?
-                    }],
+                    Some(mapping) => vec![place(mapping.address())?],
                     None => self
                         .memory
                         .addresses()
@@ -347,8 +345,8 @@ impl Builder<'_> {
             });
         let mut trial = everybody(self.group, trial)?;
 
-        let cuda = |error| refused(self.group, format!("self-test: {error:?}"));
-        let submitted = trial.submit(SELF_TEST_TIMEOUT).map_err(cuda);
+        let failed = |error| refused(self.group, format!("self-test: {}", self.words(&error)));
+        let submitted = trial.submit(SELF_TEST_TIMEOUT).map_err(failed);
         // Where one rank did not come so far, nobody waits for it.
         let agreed = self.group.vote(submitted.is_ok())?.iter().all(|yes| *yes);
         if !agreed {
@@ -362,9 +360,28 @@ impl Builder<'_> {
             )),
             // Not this rank's fault: the one that is to blame says why.
             Err(_) if !agreed => Ok(()),
-            Err(error) => Err(cuda(error)),
+            Err(error) => Err(failed(error)),
         });
         everybody(self.group, tested)
+    }
+
+    /// Why a call of the self-test failed, as a call of the user's would say it.
+    fn words(&self, error: &LaunchError) -> String {
+        match error {
+            LaunchError::Failed(Report { fault, missing }) => {
+                let control = self.group.control();
+                from_fault(fault, missing, SELF_TEST_TIMEOUT, control).to_string()
+            }
+            LaunchError::Cuda(error) => error.to_string(),
+            LaunchError::Size {
+                what,
+                expected,
+                got,
+            } => format!("{what}: expected {expected}, got {got}"),
+            LaunchError::Busy | LaunchError::SlotInUse { .. } | LaunchError::Capturing => {
+                "the group's memory is in use".into()
+            }
+        }
     }
 }
 
@@ -387,6 +404,10 @@ fn unsupported(way: Way, reason: String) -> WorkspaceError {
     WorkspaceError::Unsupported {
         capability: way.to_string(),
         reason,
-        instead: "push, or no way at all to let the group choose".into(),
+        instead: match way {
+            Way::Push => "pull, or the CPU backend",
+            _ => "push, or no way at all to let the group choose",
+        }
+        .into(),
     }
 }
