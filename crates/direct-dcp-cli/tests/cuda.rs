@@ -213,6 +213,22 @@ fn benchmarks_agree_with_themselves() {
 }
 
 #[test]
+fn a_benchmark_of_nothing_is_refused() {
+    let args = [
+        "bench",
+        "--backend",
+        "cuda",
+        "--way",
+        "staged",
+        "--mode",
+        "zero-copy",
+        "-G",
+        "2",
+    ];
+    assert_error(&with_fake(&args, &[]), "only copies out");
+}
+
+#[test]
 fn benchmarks_print_tables_and_csv() {
     let quick = [
         "bench",

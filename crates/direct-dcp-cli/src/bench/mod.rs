@@ -212,6 +212,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Error> {
         loops: args.loops,
         check: args.check == 1,
     };
+    if task.cases() == 0 {
+        return Err(Error::Failed(
+            "in a graph the staged way only copies out; leave out -G, or use --mode copy-out"
+                .into(),
+        ));
+    }
     let instead = "use fewer ranks, or fewer or shorter rows";
     machine::check_memory(task.memory(args.ranks), "this benchmark", instead)?;
     if let Some(gpus) = &gpus {

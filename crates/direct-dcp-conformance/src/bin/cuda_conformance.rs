@@ -33,26 +33,19 @@ const VARIABLES: [(&str, &str); 2] = [
     ("DIRECT_DCP_DISABLE_MULTICAST", "1"),
 ];
 
+/// A case that has taken so long hangs, and is the last one: what it left behind, in threads and on
+/// the device, would be in the way of others.
+const HUNG: Duration = Duration::from_secs(90);
+
 fn main() -> ExitCode {
     let arguments: Vec<String> = env::args().skip(1).collect();
-    if VARIABLES
-        .iter()
-        .any(|(name, _)| env::var_os(name).is_none())
-    {
-        let set = |(name, _): &&(&str, &str)| env::var_os(name).is_none();
-        let error = Command::new(SELF)
-            .args(&arguments)
-            .envs(VARIABLES.iter().filter(set).copied())
-            .exec();
+    let unset = |(name, _): &(&str, &str)| env::var_os(name).is_none();
+    let missing: Vec<_> = VARIABLES.into_iter().filter(unset).collect();
+    if !missing.is_empty() {
+        let mut again = Command::new(SELF);
+        let error = again.args(&arguments).envs(missing).exec();
         eprintln!("cannot start anew with {VARIABLES:?}: {error}");
         return ExitCode::FAILURE;
-    }
-    if arguments.first().is_some_and(|first| first == RANK) {
-        return device_worker(DEVICE);
-    }
-    if let Err(why) = device() {
-        println!("skipped: {why}");
-        return ExitCode::SUCCESS;
     }
     let (kind, wanted) = match arguments.split_first() {
         Some((kind, rest)) => (kind.as_str(), rest),
@@ -60,6 +53,7 @@ fn main() -> ExitCode {
     };
     let processes = DeviceProcesses::of(SELF, &[RANK]);
     let backend: &dyn Backend = match kind {
+        RANK => return device_worker(DEVICE),
         "streams" => &Streams { device: DEVICE },
         "processes" => &processes,
         other => {
@@ -67,45 +61,66 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let started = Instant::now();
-    let (mut passed, mut failed) = (0, 0);
-    let mut tell = |outcome: Result<String, Failure>| match outcome {
-        Ok(line) => {
-            passed += 1;
-            println!("{line}");
-        }
-        Err(Failure(why)) => {
-            failed += 1;
-            println!("FAILED: {why}");
-        }
-    };
-    let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|wanted| wanted == name);
+    let mut parts: Vec<Part> = Vec::new();
     for scenario in backend.scenarios() {
-        if is_wanted(scenario.name) {
-            tell(attempt(backend, &scenario));
+        let run = move || attempt(backend, &scenario);
+        parts.push((scenario.name, Box::new(run)));
+    }
+    if kind == "processes" {
+        parts.push(("kills", Box::new(|| kills(&processes))));
+    }
+    for wanted in wanted {
+        if !parts.iter().any(|(name, _)| name == wanted) {
+            eprintln!("there is no scenario {wanted:?}");
+            return ExitCode::FAILURE;
         }
     }
-    if kind == "processes" && is_wanted("kills") {
-        tell(kills(&processes));
+    parts.retain(|(name, _)| wanted.is_empty() || wanted.iter().any(|wanted| wanted == name));
+    match device() {
+        Ok(device) => println!("{device}"),
+        Err(why) => {
+            println!("skipped: {why}");
+            return ExitCode::SUCCESS;
+        }
     }
-    println!(
-        "{kind}: {passed} scenarios passed, {failed} failed, {:.1?}",
-        started.elapsed()
-    );
-    if failed > 0 || passed == 0 {
-        // Ranks that hang are threads that are left behind, perhaps in the driver, whose own end
-        // would wait for them.
+    run(kind, &parts)
+}
+
+/// A scenario's name, and what runs it.
+type Part<'a> = (&'a str, Box<dyn Fn() -> Result<String, Failure> + 'a>);
+
+/// Runs all parts, and says how each ended.
+fn run(kind: &str, parts: &[Part<'_>]) -> ExitCode {
+    let started = Instant::now();
+    let mut failed = 0;
+    for (name, part) in parts {
+        let began = Instant::now();
+        match part() {
+            Ok(line) => println!("{line}"),
+            Err(Failure(why)) => {
+                failed += 1;
+                println!("FAILED: {name}: {why}");
+                if began.elapsed() > HUNG {
+                    break;
+                }
+            }
+        }
+    }
+    let (count, took) = (parts.len(), started.elapsed());
+    println!("{kind}: {count} scenarios, {failed} failed, {took:.1?}");
+    if failed > 0 {
+        // A rank that hangs is a thread that is left behind, perhaps in the driver, whose own end
+        // would wait for it.
         process::abort();
     }
     ExitCode::SUCCESS
 }
 
-/// Whether there is a device to run on.
-fn device() -> Result<(), CudaError> {
+/// The device that there is to run on.
+fn device() -> Result<String, CudaError> {
     let driver = Driver::load()?;
     let device = Device::new(&driver, DEVICE)?;
-    println!("{}, driver {}", device.name()?, driver.version());
-    Ok(())
+    Ok(format!("{}, driver {}", device.name()?, driver.version()))
 }
 
 /// Ranks that are killed with no chance to say anything: the others name them, and go on.
