@@ -4,8 +4,9 @@
 
 use core::ffi::{c_int, c_uint, c_void};
 use core::marker::PhantomData;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
+use crate::context::Context;
 use crate::driver::SymbolGroup;
 use crate::error::{CudaError, Result};
 use crate::module::Module;
@@ -20,8 +21,8 @@ pub const MAX_PARAMETERS: usize = 32;
 pub struct Function {
     module: Arc<Module>,
     raw: sys::CUfunction,
-    /// Size of each parameter, once a launch has asked for them.
-    parameters: Arc<OnceLock<Box<[usize]>>>,
+    /// Size of each parameter, where the driver tells (CUDA 12.4).
+    parameters: Option<Arc<[usize]>>,
 }
 
 /// What the compiler made of a kernel.
@@ -85,12 +86,19 @@ impl<'a> Param<'a> {
 }
 
 impl Function {
-    pub(crate) fn new(module: &Arc<Module>, raw: sys::CUfunction) -> Self {
-        Self {
+    /// An entry point with so many parameters; without the number, launches are not checked.
+    pub(crate) fn new(
+        module: &Arc<Module>,
+        raw: sys::CUfunction,
+        parameters: Option<usize>,
+    ) -> Result<Self> {
+        let sizes = parameters.map(|count| parameter_sizes(module.context(), raw, count));
+        let parameters = sizes.transpose()?.flatten();
+        Ok(Self {
             module: Arc::clone(module),
             raw,
-            parameters: Arc::default(),
-        }
+            parameters,
+        })
     }
 
     /// The module.
@@ -165,8 +173,8 @@ impl Function {
 
     /// Submits the kernel to a stream.
     ///
-    /// The sizes of the arguments are checked where the driver tells them (CUDA 12.4), by the first
-    /// launch, and that there are as many by later ones; their meaning cannot be.
+    /// The number and the sizes of the arguments are checked where the driver tells them (CUDA
+    /// 12.4); their meaning cannot be. No memory is allocated.
     ///
     /// # Errors
     /// [`CudaError::InvalidArgument`] for an empty shape, a stream of another context or arguments
@@ -245,52 +253,41 @@ impl Function {
                 params.len(),
             ));
         }
-        let context = self.module.context();
-        if !context.driver().has(SymbolGroup::Parameters) {
-            return Ok(());
-        }
-        let got = || params.iter().map(|param| param.bytes);
-        let refused = |sizes: &[usize]| {
+        if let Some(sizes) = &self.parameters
+            && !sizes
+                .iter()
+                .copied()
+                .eq(params.iter().map(|param| param.bytes))
+        {
+            let got: Vec<usize> = params.iter().map(|param| param.bytes).collect();
             let expected = format!("arguments of {sizes:?} bytes");
-            let got = format!("{:?}", got().collect::<Vec<_>>());
-            Err(CudaError::invalid("kernel arguments", expected, got))
-        };
-        if let Some(sizes) = self.parameters.get() {
-            return match sizes.iter().copied().eq(got()) {
-                true => Ok(()),
-                false => refused(sizes),
-            };
+            return Err(CudaError::invalid(
+                "kernel arguments",
+                expected,
+                format!("{got:?}"),
+            ));
         }
-        let sizes = self.parameter_sizes(params.len())?;
-        if !sizes.iter().copied().eq(got()) {
-            return refused(&sizes);
-        }
-        // Another launch may have been first, with as many.
-        let _ = self.parameters.set(sizes.into());
         Ok(())
     }
+}
 
-    /// The sizes of the first `count` parameters, or of all, if there are fewer. The one that would
-    /// come after them is not asked for: to the driver that is an error, which memory checkers
-    /// report.
-    fn parameter_sizes(&self, count: usize) -> Result<Vec<usize>> {
-        let context = self.module.context();
-        context.with_current(|| {
-            let mut sizes = Vec::with_capacity(count);
-            for index in 0..count {
-                let (mut offset, mut bytes) = (0, 0);
-                let api = context.driver().api();
-                // SAFETY: the function is live while its module is; writes two integers to places
-                // that live through the call.
-                match unsafe { api.cuFuncGetParamInfo(self.raw, index, &mut offset, &mut bytes) } {
-                    Ok(()) => sizes.push(bytes),
-                    Err(error) if error.code() == Some(sys::CUDA_ERROR_INVALID_VALUE) => break,
-                    Err(error) => return Err(error),
-                }
-            }
-            Ok(sizes)
-        })
+/// The sizes of a function's parameters, where the driver tells.
+fn parameter_sizes(
+    context: &Context,
+    function: sys::CUfunction,
+    count: usize,
+) -> Result<Option<Arc<[usize]>>> {
+    if !context.driver().has(SymbolGroup::Parameters) {
+        return Ok(None);
     }
+    let sizes = (0..count).map(|index| {
+        let (mut offset, mut bytes) = (0, 0);
+        let api = context.driver().api();
+        // SAFETY: the function is live; writes two integers to places that live through the call.
+        unsafe { api.cuFuncGetParamInfo(function, index, &mut offset, &mut bytes) }?;
+        Ok(bytes)
+    });
+    sizes.collect::<Result<_>>().map(Some)
 }
 
 const _: () = assert!(size_of::<c_uint>() == size_of::<u32>());

@@ -229,7 +229,10 @@ pub fn worker() -> ExitCode {
 
 /// The same, with another part to play.
 pub(super) fn work(part: impl FnOnce(Group, &Case) -> Outcome) -> ExitCode {
-    let case = std::env::args().last().unwrap_or_default().parse::<Case>();
+    let case = std::env::args()
+        .next_back()
+        .unwrap_or_default()
+        .parse::<Case>();
     let result = case.and_then(|case| {
         let group = Group::from_env()?;
         threads::caught(|| part(group, &case))
