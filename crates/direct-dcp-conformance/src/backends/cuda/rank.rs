@@ -41,10 +41,13 @@ impl CudaRank {
         let gather = KvGather::new(workspace)
             .timeout(timeout)
             .first_timeout(timeout);
-        CudaGather::new(gather).map_err(|error| WorkspaceError::Refused {
+        let gather = CudaGather::new(gather).map_err(|error| WorkspaceError::Refused {
             rank: self.group.rank(),
             reason: error.to_string(),
-        })
+        })?;
+        // A driver may allocate only once the device is idle, which no call may keep it from.
+        self.group.barrier()?;
+        Ok(gather)
     }
 }
 

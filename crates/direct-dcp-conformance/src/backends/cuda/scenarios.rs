@@ -68,6 +68,9 @@ fn graphs(rank: CudaRank, case: &Case) -> Outcome {
         };
         let gather = rank.build(&spec)?;
         let mut rehearsals = [0, 1].map(|ubatch| Replayed::new(&gather, ubatch, case.seed, slots));
+        // Making graphs and memory may wait for the device, and so for a rank that waits for this
+        // one; so may freeing them.
+        rank.meet()?;
         for replayed in &mut rehearsals {
             let replayed = replayed.as_mut().map_err(|error| error.clone())?;
             replayed.eager(delivery, &rank)?;
@@ -77,6 +80,7 @@ fn graphs(rank: CudaRank, case: &Case) -> Outcome {
                 ensure(told, || format!("{recorded:?} of copies in a graph"))?;
             } else {
                 recorded?;
+                rank.meet()?;
                 replayed.replay(1, CALLS, &rank)?;
                 replayed.eager(delivery, &rank)?;
                 replayed.replay(2, CALLS, &rank)?;
@@ -86,7 +90,6 @@ fn graphs(rank: CudaRank, case: &Case) -> Outcome {
             replayed.eager(Delivery::ZeroCopy, &rank)?;
             checked += replayed.epoch;
         }
-        // Freeing memory may wait for the device, and so for a rank that waits for this one.
         rank.meet()?;
     }
     Ok(checked)
