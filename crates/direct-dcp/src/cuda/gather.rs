@@ -176,7 +176,7 @@ impl KvGather {
         self.check()?;
         let control = self.workspace.group().control();
         if let Some(by) = control.aborted_by() {
-            // The device need not hear of it: nobody would wait for what it would publish.
+            // Not a call, so not the end of one: what is under way is ended by the watchers.
             let error = GatherError::Aborted { by };
             control.mark_failed(failure(&error, ubatch as u32, 0));
             return Err(self.failure().get_or_insert(error).clone());
