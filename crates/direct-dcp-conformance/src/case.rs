@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use direct_dcp::{RowFormat, Way, WorkspaceOptions};
 
-use crate::CPU_WAYS;
 use crate::failure::Failure;
 
 /// One run of one scenario. As text it is one word, which a process can be started with.
@@ -60,8 +59,9 @@ impl FromStr for Case {
         Ok(Case {
             scenario: scenario.into(),
             world: world.parse().map_err(|_| wrong())?,
-            way: CPU_WAYS
+            way: Way::CPU
                 .into_iter()
+                .chain(Way::CUDA)
                 .find(|known| known.to_string() == way)
                 .ok_or_else(wrong)?,
             blocks: blocks.parse().map_err(|_| wrong())?,

@@ -22,10 +22,9 @@
 //!
 //! | variable | is |
 //! | --- | --- |
-//! | `DIRECT_DCP_GATHERS` | gathers of the random scenario, per backend; 51,200 unless set, a tenth in debug builds |
+//! | `DIRECT_DCP_GATHERS` | gathers of each random scenario, per backend; 51,200 unless set, a tenth in debug builds |
 //! | `DIRECT_DCP_KILLS` | ranks that are killed; 100 unless set |
 //! | `DIRECT_DCP_SEED` | the seed of everything, to repeat a failure; random unless set |
-#![forbid(unsafe_code)]
 
 pub mod backends;
 mod case;
@@ -38,7 +37,7 @@ pub mod usage;
 
 pub use case::{Case, Spec};
 pub use failure::{Failure, Outcome};
-pub use suite::{check, nothing_is_left_out};
+pub use suite::{attempt, check, nothing_is_left_out};
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -46,8 +45,7 @@ use std::time::Duration;
 
 use direct_dcp::{GatherError, GroupError, Status, Way, WorkspaceError};
 
-/// The ways of ranks on CPUs.
-pub const CPU_WAYS: [Way; 3] = [Way::SharedSlot, Way::Push, Way::Pull];
+use scenarios::Scenario;
 
 /// A way to run ranks.
 pub trait Backend {
@@ -56,7 +54,12 @@ pub trait Backend {
 
     /// The ways that it has to move bytes.
     fn ways(&self) -> &[Way] {
-        &CPU_WAYS
+        &Way::CPU
+    }
+
+    /// The scenarios that make sense on it.
+    fn scenarios(&self) -> Vec<Scenario> {
+        scenarios::all().to_vec()
     }
 
     /// Runs the case's scenario on as many ranks as it says, and returns what each has to say, in
@@ -142,6 +145,11 @@ pub trait Gather: Send + Sync {
 
     /// Where this rank stands.
     fn status(&self) -> Status;
+
+    /// Whether a call that fails may leave anything at all in the output.
+    fn spoils_outputs(&self) -> bool {
+        false
+    }
 }
 
 /// Rows of all ranks, lent until this is dropped, by any thread.

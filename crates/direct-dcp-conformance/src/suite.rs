@@ -4,6 +4,7 @@ use std::env;
 use std::time::Instant;
 
 use crate::case::Case;
+use crate::failure::{Failure, ensure};
 use crate::scenarios::{self, Scenario};
 use crate::{Backend, Outcome};
 
@@ -57,43 +58,57 @@ const GATHERS: u64 = if cfg!(debug_assertions) {
 /// # Panics
 /// If a rank fails, with what each had to say and the case that repeats it.
 pub fn check(backend: &dyn Backend, name: &str) {
-    let Some(scenario) = scenarios::plan(name) else {
+    let scenario = backend
+        .scenarios()
+        .into_iter()
+        .find(|scenario| scenario.name == name);
+    let Some(scenario) = scenario else {
         panic!("there is no scenario {name}");
     };
+    match attempt(backend, &scenario) {
+        Ok(passed) => eprintln!("{passed}"),
+        Err(Failure(why)) => panic!("{why}"),
+    }
+}
+
+/// Runs a scenario in all its cases, and says what was done.
+///
+/// # Errors
+/// Of the first case that fails: what each rank had to say, and what repeats it.
+pub fn attempt(backend: &dyn Backend, scenario: &Scenario) -> Result<String, Failure> {
     let seed = variable("DIRECT_DCP_SEED").unwrap_or_else(rand::random);
     let started = Instant::now();
     let cases = cases(backend, scenario, seed);
     let mut gathers = 0;
     for case in &cases {
-        gathers += judge(backend.name(), case, backend.run(case));
+        gathers += judge(backend.name(), case, backend.run(case))?;
     }
-    eprintln!(
-        "{} {name}: {} cases, {gathers} gathers on {} ranks and more, 0 mismatches, {:.1?}",
+    Ok(format!(
+        "{} {}: {} cases, {gathers} gathers on {} ranks and more, 0 mismatches, {:.1?}",
         backend.name(),
+        scenario.name,
         cases.len(),
         scenario.worlds.iter().min().unwrap_or(&0),
         started.elapsed(),
-    );
+    ))
 }
 
 /// The gathers of the group, if all went well.
-///
-/// # Panics
-/// If a rank fails.
-pub(crate) fn judge(backend: &str, case: &Case, outcomes: Vec<Outcome>) -> u64 {
+fn judge(backend: &str, case: &Case, outcomes: Vec<Outcome>) -> Result<u64, Failure> {
     let failures: Vec<String> = outcomes
         .iter()
         .enumerate()
         .filter_map(|(rank, outcome)| Some(format!("rank {rank}: {}", outcome.as_ref().err()?)))
         .collect();
-    assert!(
-        failures.is_empty(),
-        "{backend} {case} (DIRECT_DCP_SEED={}):\n  {}",
-        case.seed,
-        failures.join("\n  ")
-    );
+    ensure(failures.is_empty(), || {
+        format!(
+            "{backend} {case} (DIRECT_DCP_SEED={}):\n  {}",
+            case.seed,
+            failures.join("\n  ")
+        )
+    })?;
     // Ranks that leave early have made fewer.
-    outcomes.into_iter().flatten().max().unwrap_or(0)
+    Ok(outcomes.into_iter().flatten().max().unwrap_or(0))
 }
 
 /// Every world, way and number of blocks that the scenario is worth on this backend.

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use direct_dcp::Way;
+use direct_dcp_conformance::Case;
 use direct_dcp_conformance::backends::Processes;
-use direct_dcp_conformance::{CPU_WAYS, Case};
 use rand::RngExt;
 
 /// A promise to users, not a matter of speed.
@@ -20,7 +21,7 @@ fn a_killed_rank_is_named_within_a_second_and_the_others_go_on() {
         let case = Case {
             scenario: "survive".into(),
             world: [3, 4][round as usize % 2],
-            way: CPU_WAYS[round as usize % 3],
+            way: Way::CPU[round as usize % 3],
             blocks: [1, 1, 1, 2][round as usize % 4],
             seed: rng.random(),
             amount: 0,

@@ -5,7 +5,7 @@
 use direct_dcp::Way;
 use direct_dcp_conformance::backends::{Processes, Threads};
 use direct_dcp_conformance::usage::Usage;
-use direct_dcp_conformance::{Backend, CPU_WAYS, Case};
+use direct_dcp_conformance::{Backend, Case};
 
 fn case(scenario: &str, world: usize, way: Way, seed: u64, amount: u64) -> Case {
     Case {
@@ -33,7 +33,7 @@ const ROUNDS: u64 = 1002;
 fn nothing_is_left_behind() {
     // Groups of threads.
     let round = |seed: u64| {
-        let way = CPU_WAYS[seed as usize % 3];
+        let way = Way::CPU[seed as usize % 3];
         run(&Threads, &case("one_gather", 3, way, seed, 0));
     };
     (0..60).for_each(round);
@@ -45,7 +45,7 @@ fn nothing_is_left_behind() {
 
     // Workspaces on groups that live on, of threads and of processes.
     let processes = Processes::of(env!("CARGO_BIN_EXE_rank"));
-    for (seed, way) in (0..).zip(CPU_WAYS) {
+    for (seed, way) in (0..).zip(Way::CPU) {
         run(
             &Threads,
             &case("leaks_of_workspaces", 2, way, seed, ROUNDS / 3),
@@ -57,7 +57,7 @@ fn nothing_is_left_behind() {
     }
 
     // Groups within processes that live on.
-    for (seed, way) in (0..).zip(CPU_WAYS) {
+    for (seed, way) in (0..).zip(Way::CPU) {
         run(&processes, &case("leaks_of_rebuilds", 2, way, seed, 60));
     }
 }

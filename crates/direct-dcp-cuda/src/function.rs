@@ -86,8 +86,14 @@ impl<'a> Param<'a> {
 }
 
 impl Function {
-    pub(crate) fn new(module: &Arc<Module>, raw: sys::CUfunction) -> Result<Self> {
-        let parameters = parameter_sizes(module.context(), raw)?;
+    /// An entry point with so many parameters; without the number, launches are not checked.
+    pub(crate) fn new(
+        module: &Arc<Module>,
+        raw: sys::CUfunction,
+        parameters: Option<usize>,
+    ) -> Result<Self> {
+        let sizes = parameters.map(|count| parameter_sizes(module.context(), raw, count));
+        let parameters = sizes.transpose()?.flatten();
         Ok(Self {
             module: Arc::clone(module),
             raw,
@@ -265,23 +271,23 @@ impl Function {
     }
 }
 
-/// Asks for parameter after parameter, until the driver says that there is none of that index.
-fn parameter_sizes(context: &Context, function: sys::CUfunction) -> Result<Option<Arc<[usize]>>> {
+/// The sizes of a function's parameters, where the driver tells.
+fn parameter_sizes(
+    context: &Context,
+    function: sys::CUfunction,
+    count: usize,
+) -> Result<Option<Arc<[usize]>>> {
     if !context.driver().has(SymbolGroup::Parameters) {
         return Ok(None);
     }
-    let mut sizes = Vec::new();
-    for index in 0..=MAX_PARAMETERS {
+    let sizes = (0..count).map(|index| {
         let (mut offset, mut bytes) = (0, 0);
         let api = context.driver().api();
         // SAFETY: the function is live; writes two integers to places that live through the call.
-        match unsafe { api.cuFuncGetParamInfo(function, index, &mut offset, &mut bytes) } {
-            Ok(()) => sizes.push(bytes),
-            Err(error) if error.code() == Some(sys::CUDA_ERROR_INVALID_VALUE) => break,
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(Some(sizes.into()))
+        unsafe { api.cuFuncGetParamInfo(function, index, &mut offset, &mut bytes) }?;
+        Ok(bytes)
+    });
+    sizes.collect::<Result<_>>().map(Some)
 }
 
 const _: () = assert!(size_of::<c_uint>() == size_of::<u32>());

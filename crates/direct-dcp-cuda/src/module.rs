@@ -20,6 +20,8 @@ pub struct Module {
     context: Context,
     raw: sys::CUmodule,
     log: String,
+    /// Entry points, each with the number of its parameters.
+    entries: Vec<(String, usize)>,
 }
 
 impl Module {
@@ -33,10 +35,14 @@ impl Module {
             let got = format!("a NUL at byte {}", error.nul_position());
             CudaError::invalid("ptx", "text without NUL", got)
         })?;
-        context.with_current(|| Self::compile(context, &image))
+        context.with_current(|| Self::compile(context, &image, entries(ptx)))
     }
 
-    fn compile(context: &Context, image: &CStr) -> Result<Arc<Self>> {
+    fn compile(
+        context: &Context,
+        image: &CStr,
+        entries: Vec<(String, usize)>,
+    ) -> Result<Arc<Self>> {
         let mut errors = vec![0_u8; LOG_BYTES];
         let mut notes = vec![0_u8; LOG_BYTES];
         // The driver takes pointers and integers alike as the bits of a pointer.
@@ -71,6 +77,7 @@ impl Module {
                 context: context.clone(),
                 raw,
                 log: text(&notes),
+                entries,
             })),
             Err(CudaError::Driver {
                 code,
@@ -98,7 +105,9 @@ impl Module {
             let api = self.context.driver().api();
             // SAFETY: the module is live, the name ends in NUL; writes one handle.
             unsafe { api.cuModuleGetFunction(&mut raw, self.raw, c_name.as_ptr()) }?;
-            Function::new(self, raw)
+            let is_it = |(entry, _): &&(String, usize)| entry == name;
+            let parameters = self.entries.iter().find(is_it).map(|(_, count)| *count);
+            Function::new(self, raw, parameters)
         })
     }
 
@@ -124,9 +133,42 @@ impl Drop for Module {
     }
 }
 
+/// The entry points of a PTX text, each with the number of its parameters. The driver tells their
+/// sizes, but to ask it for one more than there are is an error that memory checkers report.
+fn entries(ptx: &str) -> Vec<(String, usize)> {
+    let declared = ptx.split(".entry").skip(1).filter_map(|rest| {
+        let (name, rest) = rest.split_once('(')?;
+        let (list, _) = rest.split_once(')')?;
+        Some((name.trim().to_owned(), list.matches(".param").count()))
+    });
+    declared.collect()
+}
+
 fn text(log: &[u8]) -> String {
     let text = CStr::from_bytes_until_nul(log)
         .map(CStr::to_string_lossy)
         .unwrap_or_default();
     text.trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use direct_dcp_kernels::device::{GATHER_ENTRIES, UNICAST_PTX};
+
+    use super::entries;
+
+    #[test]
+    fn parameters_are_counted() {
+        let ptx = ".visible .entry one(.param .u64 .ptr .align 4 a,\n .param .u32 b)\n{ ret; }\n\
+            .visible .entry none() { ret; }\n.entry two (\n.param .b8 two_param_0[160]\n)\n{}";
+        let counted = [("one", 2), ("none", 0), ("two", 1)];
+        assert_eq!(
+            entries(ptx),
+            counted.map(|(name, count)| (name.into(), count))
+        );
+        let gathers = entries(UNICAST_PTX);
+        for (_, _, name) in GATHER_ENTRIES {
+            assert!(gathers.contains(&(name.into(), 1)), "{name}");
+        }
+    }
 }

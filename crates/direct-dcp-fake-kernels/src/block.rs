@@ -70,6 +70,14 @@ impl Block<'_> {
         u64::from(slot) * arguments.slot_bytes + u64::from(source) * arguments.shape.bytes()
     }
 
+    /// Where a store to a receiver's address goes.
+    fn targets(&self, address: u64, bytes: u64) -> Vec<u64> {
+        match self.launch.everywhere {
+            true => self.launch.replicas_or_fail(address, bytes),
+            false => vec![address],
+        }
+    }
+
     /// This block's share of `total` bytes, a run of whole units.
     pub(crate) fn share(&self, total: u64) -> Range<u64> {
         let units = total / self.launch.unit;
@@ -114,12 +122,10 @@ impl Block<'_> {
                 continue;
             }
             let to = self.launch.receivers[receiver].rows + place;
-            let targets = match self.launch.everywhere {
-                true => self.launch.replicas_or_fail(to, bytes),
-                false if sabotage == Sabotage::DropRowsTo(receiver) => continue,
-                false => vec![to],
-            };
-            for (replica, to) in targets.into_iter().enumerate() {
+            if !self.launch.everywhere && sabotage == Sabotage::DropRowsTo(receiver) {
+                continue;
+            }
+            for (replica, to) in self.targets(to, bytes).into_iter().enumerate() {
                 // SAFETY: as above; for a replica, memory that the driver says is bound here.
                 unsafe { memory::copy(to, from, bytes) };
                 if self.launch.everywhere && sabotage == Sabotage::CorruptReplica(replica) {
@@ -195,10 +201,11 @@ impl Machine for Block<'_> {
         self.word(self.launch.arguments.status + offset_of!(Status, ready) as u64)
             .store(1, Ordering::Release);
         for receiver in &self.launch.receivers {
-            // An ordinary store, as the kernel has it.
-            if receiver.notice != 0 && self.launch.may_write(receiver.notice, 4) {
-                self.word(receiver.notice)
-                    .store(self.launch.arguments.rank + 1, Ordering::Relaxed);
+            if receiver.notice != 0 {
+                for notice in self.targets(receiver.notice, 4) {
+                    self.word(notice)
+                        .store(self.launch.arguments.rank + 1, Ordering::Relaxed);
+                }
             }
         }
     }
@@ -267,12 +274,8 @@ impl Machine for Block<'_> {
         let receiver = &self.launch.receivers[receiver as usize];
         let signal = receiver.signals + index * 4;
         let record = receiver.shapes + index * size_of::<Shape>() as u64;
-        let targets = |address, bytes| match self.launch.everywhere {
-            true => self.launch.replicas_or_fail(address, bytes),
-            false => vec![address],
-        };
         if receiver.shapes != 0 {
-            for record in targets(record, size_of::<Shape>() as u64) {
+            for record in self.targets(record, size_of::<Shape>() as u64) {
                 self.write_shape(record, shape);
             }
         }
@@ -280,7 +283,7 @@ impl Machine for Block<'_> {
             fence(Ordering::SeqCst);
         }
         // SYNC: publish.
-        for signal in targets(signal, 4) {
+        for signal in self.targets(signal, 4) {
             self.word(signal).store(epoch, Ordering::Release);
         }
     }

@@ -162,15 +162,6 @@ impl Launch {
         }
     }
 
-    /// Whether the device may write a span by ordinary stores; the launch has failed where not.
-    pub(crate) fn may_write(&self, address: u64, bytes: u64) -> bool {
-        let allowed = self.require(address, bytes, true);
-        if let Err(code) = allowed {
-            self.fail(code);
-        }
-        allowed.is_ok()
-    }
-
     /// Where a store to a multicast address goes; nowhere, and the launch has failed, where some
     /// device has bound no memory.
     pub(crate) fn replicas_or_fail(&self, address: u64, bytes: u64) -> Vec<u64> {

@@ -72,7 +72,10 @@ fn unsupported(errors: &[WorkspaceError], words: &str) {
             matches!(error, WorkspaceError::Unsupported { .. }) && text.contains(words),
             "{error:?}"
         );
-        assert!(text.contains("use push"), "says what to do: {text}");
+        let push = text.starts_with("push cannot");
+        let instead = if push { "use pull" } else { "use push" };
+        assert!(text.contains(instead), "says what to do: {text}");
+        assert!(!text.contains('{'), "in words: {text}");
     }
 }
 

@@ -432,6 +432,56 @@ fn the_epoch_is_asked_for_after_calls_under_way() {
     });
 }
 
+/// After a capture only the device knows how many calls there were. A call that copies out does
+/// without the number, and so without waiting for the device to tell it.
+#[test]
+fn calls_after_a_capture_wait_for_nothing() {
+    Machine::new(2).run("calls_after_a_capture_wait_for_nothing", |fake| {
+        for (way, lends, waits) in [
+            (Way::Push, false, false),
+            (Way::Pull, false, false),
+            (Way::Multicast, false, false),
+            (Way::Push, true, true),
+        ] {
+            threads(2, |group| {
+                let device = group.rank() as u32;
+                let rank = Rank::new(group, device, options(2).way(way).slots(3)).unwrap();
+                let bytes = 5 * rank.row_bytes();
+                let (graph, _) = capture(&rank, bytes);
+                // SAFETY: as in the tests above.
+                unsafe { graph.launch(&rank.stream) }.unwrap();
+                rank.meet();
+                let held = lends.then(|| {
+                    let lent = rank.gather.gather(0, &rank.stream, rank.local(bytes));
+                    lent.unwrap()
+                });
+                rank.fill_on(&rank.stream, 7, bytes);
+                rank.poison_on(&rank.stream);
+                rank.meet();
+                fake.clear_log();
+                rank.group.barrier().unwrap();
+                rank.submit_on(&rank.stream, 0, 5).unwrap();
+                let log = fake.log();
+                rank.group.barrier().unwrap();
+                let waiting = |(name, _): &(String, i32)| {
+                    ["Synchronize", "MemcpyDtoH"]
+                        .iter()
+                        .any(|part| name.contains(part))
+                };
+                assert_eq!(log.iter().any(waiting), waits, "{way}: {log:?}");
+                rank.gather.wait(&rank.stream).unwrap();
+                rank.check_output(5, 7);
+                drop(held);
+                // The next one that needs the number has it.
+                rank.gather_lent(0, 9, 8);
+                assert_eq!(rank.epochs(), [4 + u64::from(lends)]);
+                drop(graph);
+                rank.meet();
+            });
+        }
+    });
+}
+
 /// The guard of a captured call does not stand for an eager one's.
 #[test]
 fn guards_of_captured_calls_release_nothing_else() {
@@ -512,6 +562,38 @@ fn the_copy_engines_cannot_be_captured() {
             rank.output_untouched();
             rank.gather_into(0, 17, 2);
             assert_eq!(rank.epochs(), [2]);
+            rank.meet();
+        });
+    });
+}
+
+/// Its kernels do not say where they have put the rows, so a graph cannot lend them.
+#[test]
+fn the_staged_algorithm_lends_nothing_in_a_graph() {
+    Machine::new(2).run("the_staged_algorithm_lends_nothing_in_a_graph", |_| {
+        threads(2, |group| {
+            let device = group.rank() as u32;
+            let rank = Rank::new(group, device, options(2).way(Way::Staged)).unwrap();
+            let bytes = 17 * rank.row_bytes();
+            let capture = rank.stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
+            let lent = rank.gather.gather(0, &rank.stream, rank.local(bytes));
+            assert!(
+                matches!(lent, Err(GatherError::Unsupported { .. })),
+                "{lent:?}"
+            );
+            rank.submit_on(&rank.stream, 0, 17).unwrap();
+            let graph = capture.end().unwrap().instantiate().unwrap();
+            for call in 1..4 {
+                rank.fill_on(&rank.stream, call, bytes);
+                rank.poison_on(&rank.stream);
+                // SAFETY: as in the tests above.
+                unsafe { graph.launch(&rank.stream) }.unwrap();
+                rank.gather.wait(&rank.stream).unwrap();
+                rank.check_output(17, call);
+            }
+            rank.gather_lent(0, 3, 4);
+            assert_eq!(rank.epochs(), [4]);
+            drop(graph);
             rank.meet();
         });
     });

@@ -74,7 +74,17 @@ pub(super) struct Row {
 
 impl Task {
     pub(super) fn cases(&self) -> usize {
-        self.rows.len() * self.ways.len() * self.modes.len()
+        let modes = |&way: &WayChoice| self.modes_of(way).count();
+        self.rows.len() * self.ways.iter().map(modes).sum::<usize>()
+    }
+
+    /// The modes that are measured of a way. In a graph the staged algorithm cannot lend: nobody
+    /// would know where.
+    pub(super) fn modes_of(&self, way: WayChoice) -> impl Iterator<Item = Mode> {
+        let graph = self.gpu.is_some_and(|gpu| gpu.launches.is_some());
+        let copies_only = graph && way.forced() == Some(Way::Staged);
+        let modes = self.modes.iter().copied();
+        modes.filter(move |mode| !copies_only || *mode == Mode::CopyOut)
     }
 
     /// The host memory that all ranks need together, at most; none if it cannot be counted.

@@ -86,7 +86,7 @@ pub(crate) struct Args {
         default_value_t = 5
     )]
     warmup: usize,
-    /// Whether to check the bytes, 1 or 0
+    /// Whether to check the bytes, 1 or 0. On GPUs, those of the last loop
     #[arg(short = 'c', long, value_name = "0|1", default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
     check: u8,
     /// Timed loops of each kind
@@ -212,6 +212,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Error> {
         loops: args.loops,
         check: args.check == 1,
     };
+    if task.cases() == 0 {
+        return Err(Error::Failed(
+            "in a graph the staged way only copies out; leave out -G, or use --mode copy-out"
+                .into(),
+        ));
+    }
     let instead = "use fewer ranks, or fewer or shorter rows";
     machine::check_memory(task.memory(args.ranks), "this benchmark", instead)?;
     if let Some(gpus) = &gpus {

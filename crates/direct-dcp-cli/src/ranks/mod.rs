@@ -144,6 +144,8 @@ pub(crate) struct RankError {
     message: String,
     /// Whether it is only the echo of another rank's failure.
     echo: bool,
+    /// Whether all ranks say the same, with the name of the one that it is about.
+    common: bool,
 }
 
 impl From<String> for RankError {
@@ -151,6 +153,7 @@ impl From<String> for RankError {
         RankError {
             message,
             echo: false,
+            common: false,
         }
     }
 }
@@ -167,6 +170,7 @@ impl From<GatherError> for RankError {
         RankError {
             message: error.to_string(),
             echo,
+            common: false,
         }
     }
 }
@@ -184,6 +188,7 @@ impl From<GroupError> for RankError {
         RankError {
             message: error.to_string(),
             echo,
+            common: false,
         }
     }
 }
@@ -192,7 +197,13 @@ impl From<WorkspaceError> for RankError {
     fn from(error: WorkspaceError) -> Self {
         match error {
             WorkspaceError::Group(error) => error.into(),
-            error => error.to_string().into(),
+            error => RankError {
+                common: matches!(
+                    error,
+                    WorkspaceError::Refused { .. } | WorkspaceError::Unsupported { .. }
+                ),
+                ..error.to_string().into()
+            },
         }
     }
 }
@@ -229,7 +240,12 @@ impl Failures {
     /// The failure of which the others are most likely the consequence.
     fn cause(&self) -> Option<Error> {
         let causes = self.0.iter().min_by_key(|(_, error)| error.echo);
-        causes.map(|(rank, error)| Error::Failed(format!("rank {rank}: {}", error.message)))
+        causes.map(|(rank, error)| {
+            Error::Failed(match error.common {
+                true => error.message.clone(),
+                false => format!("rank {rank}: {}", error.message),
+            })
+        })
     }
 }
 
@@ -248,5 +264,19 @@ mod tests {
             panic!("a failure was added");
         };
         assert_eq!(text, "rank 2: the disk is full");
+    }
+
+    #[test]
+    fn what_all_ranks_say_names_one_of_them_once() {
+        let mut failures = Failures::default();
+        let refused = WorkspaceError::Refused {
+            rank: 1,
+            reason: "no memory".into(),
+        };
+        failures.add(0, refused.into());
+        let Some(Error::Failed(text)) = failures.cause() else {
+            panic!("a failure was added");
+        };
+        assert_eq!(text, "rank 1 could not build the workspace: no memory");
     }
 }

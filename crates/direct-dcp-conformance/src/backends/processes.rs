@@ -1,6 +1,6 @@
 //! Ranks that are processes: this package's worker, started once a rank by the launcher.
 //!
-//! A worker is given its case as an argument. What it has to say are lines on its standard output,
+//! A worker is given its case as its last argument. What it has to say are lines on its standard output,
 //! of which the last is its outcome: `ok` and the number of gathers, or `failed` and why.
 
 use std::io::{BufRead, BufReader};
@@ -13,14 +13,15 @@ use std::time::{Duration, Instant};
 use direct_dcp::{Group, GroupError, Launcher};
 
 use super::{GroupRank, threads};
-use crate::Backend;
 use crate::case::Case;
 use crate::failure::{Failure, Outcome, ensure};
+use crate::{Backend, scenarios};
 
 /// Ranks that are processes.
 #[derive(Clone, Debug)]
 pub struct Processes {
     worker: PathBuf,
+    arguments: Vec<String>,
 }
 
 impl Processes {
@@ -29,7 +30,15 @@ impl Processes {
     pub fn of(worker: impl Into<PathBuf>) -> Self {
         Processes {
             worker: worker.into(),
+            arguments: Vec::new(),
         }
+    }
+
+    /// The same with an argument before the case.
+    #[must_use]
+    pub fn with(mut self, argument: impl ToString) -> Self {
+        self.arguments.push(argument.to_string());
+        self
     }
 
     /// Runs the scenario `survive`, and kills `victim` some time after all ranks gather.
@@ -37,7 +46,7 @@ impl Processes {
     /// # Errors
     /// Whatever a survivor did wrong: it named another rank, or could not go on.
     pub fn kill(&self, case: &Case, victim: usize, after: Duration) -> Result<Killed, Failure> {
-        let mut ranks = Ranks::start(&self.worker, case)?;
+        let mut ranks = Ranks::start(self, case)?;
         let mut up = 0;
         while up < case.world {
             match ranks.line()? {
@@ -89,7 +98,7 @@ impl Backend for Processes {
     }
 
     fn run(&self, case: &Case) -> Vec<Outcome> {
-        let mut ranks = match Ranks::start(&self.worker, case) {
+        let mut ranks = match Ranks::start(self, case) {
             Ok(ranks) => ranks,
             Err(error) => return vec![Err(error)],
         };
@@ -134,7 +143,7 @@ struct Ranks {
 }
 
 impl Ranks {
-    fn start(worker: &PathBuf, case: &Case) -> Result<Ranks, Failure> {
+    fn start(processes: &Processes, case: &Case) -> Result<Ranks, Failure> {
         let mut launcher = Launcher::new(case.world)?;
         let (sender, lines) = mpsc::channel();
         let patience = case.patience();
@@ -145,8 +154,9 @@ impl Ranks {
             patience,
         };
         for rank in 0..case.world {
-            let mut command = Command::new(worker);
-            command.arg(case.to_string()).stdout(Stdio::piped());
+            let mut command = Command::new(&processes.worker);
+            command.args(&processes.arguments).arg(case.to_string());
+            command.stdout(Stdio::piped());
             let mut child = launcher.spawn(rank, &mut command)?;
             let out = child.stdout.take();
             ranks.children.push(child);
@@ -211,13 +221,21 @@ fn outcome(line: &str) -> Option<Outcome> {
     }
 }
 
-/// What a worker does: joins the launcher's group, and plays the part that its argument names.
+/// What a worker does: joins the launcher's group, and plays the part that its last argument names.
 #[must_use]
 pub fn worker() -> ExitCode {
-    let case = std::env::args().nth(1).unwrap_or_default().parse::<Case>();
+    work(|group, case| scenarios::play(GroupRank(group), case))
+}
+
+/// The same, with another part to play.
+pub(super) fn work(part: impl FnOnce(Group, &Case) -> Outcome) -> ExitCode {
+    let case = std::env::args()
+        .next_back()
+        .unwrap_or_default()
+        .parse::<Case>();
     let result = case.and_then(|case| {
         let group = Group::from_env()?;
-        threads::play(GroupRank(group), &case)
+        threads::caught(|| part(group, &case))
     });
     match result {
         Ok(gathers) => {

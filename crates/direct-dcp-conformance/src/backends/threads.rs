@@ -22,29 +22,7 @@ impl Backend for Threads {
     }
 
     fn run(&self, case: &Case) -> Vec<Outcome> {
-        let groups = match Group::threads(case.world) {
-            Ok(groups) => groups,
-            Err(error) => return vec![Err(error.into())],
-        };
-        let (results, ended) = mpsc::channel();
-        for (rank, group) in groups.into_iter().enumerate() {
-            let (case, results) = (case.clone(), results.clone());
-            // A rank that hangs is left behind; the watchdog below has the last word.
-            thread::spawn(move || results.send((rank, play(GroupRank(group), &case))));
-        }
-        drop(results);
-        let until = Instant::now() + case.patience();
-        let mut outcomes: Vec<Option<Outcome>> = vec![None; case.world];
-        while let Ok((rank, outcome)) =
-            ended.recv_timeout(until.saturating_duration_since(Instant::now()))
-        {
-            outcomes[rank] = Some(outcome);
-        }
-        let hung = || Err(Failure(format!("no end after {:?}", case.patience())));
-        outcomes
-            .into_iter()
-            .map(|outcome| outcome.unwrap_or_else(hung))
-            .collect()
+        run(case, |group, case| scenarios::play(GroupRank(group), case))
     }
 
     fn alone(&self) -> Option<GroupError> {
@@ -52,10 +30,39 @@ impl Backend for Threads {
     }
 }
 
+/// Plays a case on a group of threads, each of which does its `part`.
+pub(super) fn run<P>(case: &Case, part: P) -> Vec<Outcome>
+where
+    P: Fn(Group, &Case) -> Outcome + Clone + Send + 'static,
+{
+    let groups = match Group::threads(case.world) {
+        Ok(groups) => groups,
+        Err(error) => return vec![Err(error.into())],
+    };
+    let (results, ended) = mpsc::channel();
+    for (rank, group) in groups.into_iter().enumerate() {
+        let (case, results, part) = (case.clone(), results.clone(), part.clone());
+        // A rank that hangs is left behind; the watchdog below has the last word.
+        thread::spawn(move || results.send((rank, caught(|| part(group, &case)))));
+    }
+    drop(results);
+    let until = Instant::now() + case.patience();
+    let mut outcomes: Vec<Option<Outcome>> = vec![None; case.world];
+    while let Ok((rank, outcome)) =
+        ended.recv_timeout(until.saturating_duration_since(Instant::now()))
+    {
+        outcomes[rank] = Some(outcome);
+    }
+    let hung = || Err(Failure(format!("no end after {:?}", case.patience())));
+    outcomes
+        .into_iter()
+        .map(|outcome| outcome.unwrap_or_else(hung))
+        .collect()
+}
+
 /// Plays a rank's part; a panic is a failure, unless it was the part.
-pub(super) fn play(rank: GroupRank, case: &Case) -> Outcome {
-    let part = AssertUnwindSafe(|| scenarios::play(rank, case));
-    catch_unwind(part).unwrap_or_else(|panic| {
+pub(super) fn caught(part: impl FnOnce() -> Outcome) -> Outcome {
+    catch_unwind(AssertUnwindSafe(part)).unwrap_or_else(|panic| {
         if panic.is::<scenarios::Deliberate>() {
             return Ok(0);
         }

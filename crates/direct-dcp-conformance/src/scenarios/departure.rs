@@ -40,6 +40,9 @@ fn without<R: Rank>(rank: R, case: &Case, leave: impl FnOnce()) -> Outcome {
     if rng.random() {
         rank.meet()?;
     }
+    // Gone before the probe is, however this ends: a rank leaves before it frees memory, for which
+    // a device waits until nobody's call waits for this rank.
+    let rank = rank;
     if rank.rank() == leaver {
         leave();
         return Ok(probe.checked());

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use direct_dcp::{DType, GatherError, RowFormat, WorkspaceError};
+use direct_dcp::{DType, GatherError, RowFormat, Way, WorkspaceError};
 use rand::RngExt;
 
 use super::basic::BF16;
@@ -11,7 +11,7 @@ use crate::case::{Case, Spec};
 use crate::failure::{Outcome, ensure};
 use crate::probe::{Probe, fails};
 use crate::reference::dice;
-use crate::{CPU_WAYS, Gather, Rank};
+use crate::{Gather, Rank};
 
 /// One rank gathers another number of rows.
 pub(super) fn rows<R: Rank>(rank: R, case: &Case) -> Outcome {
@@ -65,7 +65,10 @@ pub(super) fn rows<R: Rank>(rank: R, case: &Case) -> Outcome {
 /// One rank asks for another workspace, in one way after another.
 pub(super) fn options<R: Rank>(rank: R, case: &Case) -> Outcome {
     let good = || Spec::new(case, 8 * case.world, BF16);
-    let other_way = CPU_WAYS.into_iter().find(|&way| way != case.way);
+    let other_way = match case.way {
+        Way::Push => Way::Pull,
+        _ => Way::Push,
+    };
     let other = [
         (
             "dtype",
@@ -99,7 +102,7 @@ pub(super) fn options<R: Rank>(rank: R, case: &Case) -> Outcome {
         (
             "way",
             Spec {
-                way: other_way.unwrap_or(case.way),
+                way: other_way,
                 ..good()
             },
         ),
@@ -182,14 +185,21 @@ pub(super) fn one_call_less<R: Rank>(rank: R, case: &Case) -> Outcome {
     Ok(probe.checked() + more - u64::from(rank.rank() == odd))
 }
 
-/// After a failure, calls on every ubatch fail at once, and the status tells why.
+/// After a failure, calls on every ubatch fail at once, and the status tells why. Where a device
+/// finds the fault, calls were submitted before anybody knew, so later ones say it themselves.
 pub(super) fn poisoned<G: Gather>(probe: &Probe<G>, rows: usize) -> Result<(), crate::Failure> {
     let status = probe.gather().status();
     ensure(status.failure.is_some(), || {
         format!("{status:?} after a failure")
     })?;
     for ubatch in 0..status.epochs.len() {
-        let is_poisoned = |error: &GatherError| matches!(error, GatherError::Poisoned { cause } if Some(cause) == status.failure.as_ref());
+        let is_poisoned = |error: &GatherError| {
+            let cause = match error {
+                GatherError::Poisoned { cause } => cause,
+                error => &error.to_string(),
+            };
+            Some(cause) == status.failure.as_ref()
+        };
         fails(probe.try_copied(ubatch, rows), "Poisoned", is_poisoned)?;
         fails(probe.try_lent(ubatch, rows), "Poisoned", is_poisoned)?;
     }

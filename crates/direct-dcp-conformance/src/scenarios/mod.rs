@@ -24,7 +24,7 @@ pub use departure::Deliberate;
 const REBUILD: Duration = Duration::from_secs(20);
 
 /// What the suite runs of a scenario.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Scenario {
     /// Its name.
     pub name: &'static str,
@@ -99,10 +99,10 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     PLANS.iter().map(|scenario| scenario.name)
 }
 
-/// What the suite runs of a scenario.
+/// What the suite runs of every scenario.
 #[must_use]
-pub fn plan(name: &str) -> Option<&'static Scenario> {
-    PLANS.iter().find(|scenario| scenario.name == name)
+pub fn all() -> &'static [Scenario] {
+    PLANS
 }
 
 /// Plays one rank's part in a case.

@@ -14,8 +14,10 @@ use crate::probe::{Lent, Probe, fails};
 use crate::reference::dice;
 use crate::{Gather, Rank};
 
-/// Calls before everything is dropped and built anew, with other sizes.
+/// Calls before everything is dropped and built anew, with other sizes; or a part of them all, for
+/// not to spend the time on building.
 const CALLS: u64 = 250;
+const WORKSPACES: u64 = 16;
 
 /// The most bytes of one rank's slice.
 const SLICE: usize = 24 << 10;
@@ -26,7 +28,8 @@ pub(super) fn random<R: Rank>(rank: R, case: &Case) -> Outcome {
     let mut own = dice(&[case.seed, 5, rank.rank() as u64]);
     let mut checked = 0;
     while checked < case.amount {
-        let calls = CALLS.min(case.amount - checked);
+        let calls = CALLS.max(case.amount / WORKSPACES);
+        let calls = calls.min(case.amount - checked);
         checked += workspace(&rank, case, calls, &mut common, &mut own)?;
     }
     Ok(checked)

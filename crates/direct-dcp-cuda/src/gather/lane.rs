@@ -61,7 +61,7 @@ pub enum LaunchError {
         /// What it is.
         got: u64,
     },
-    /// This way cannot be captured into a graph.
+    /// By this way the call cannot be captured into a graph: only the host knows its slot.
     Capturing,
     /// An earlier call failed; nothing was launched.
     Failed(Report),
@@ -109,7 +109,7 @@ struct Book {
     /// Calls submitted, as far as the host knows.
     issued: u64,
     /// Whether only the device knows how many calls there were: replays of captured ones advance
-    /// the epoch behind the host's back.
+    /// the epoch behind the host's back. Who needs the number asks.
     asks: bool,
     /// The end of the last call that was not captured, and its stream.
     last: Event,
@@ -389,17 +389,27 @@ impl Lane {
         out: Option<&DeviceRowsMut>,
         timeout: Duration,
     ) -> Result<bool, LaunchError> {
+        let copies = self.options.copy_engine;
         let capturing = stream.is_capturing()?;
-        if capturing && self.options.copy_engine {
+        // The staged kernels tell nobody which slot they have filled.
+        if capturing && (copies || self.options.staged && out.is_none()) {
             return Err(LaunchError::Capturing);
         }
         let width = Self::width(shape, local, out);
         if !capturing {
             self.follow_up(book, stream)?;
-            // The count of calls may be another one now.
-            self.check(book, shape, local)?;
+            // Replays move the epoch behind the host's back, now or at any later time, so only the
+            // device knows it; to ask is to wait for all that the stream has to do. The kernels
+            // count for themselves. The host needs the count where it names the slot: to lend it,
+            // to copy into it, or to see whether this call would have a held one overwritten.
+            // Results are lent only by calls that have the book, as we do: if none is held now,
+            // none will be before this call is submitted.
+            let names_slots = out.is_none() || copies || !lock(&self.holds).epochs.is_empty();
+            if book.asks && names_slots {
+                book.issued = self.epoch(stream)?;
+                self.check(book, shape, local)?;
+            }
         }
-        let copies = self.options.copy_engine;
         let slot = (book.issued + 1) % u64::from(self.options.layout.slots);
         let arguments = Arguments {
             local: local.address(),
@@ -491,12 +501,6 @@ impl Lane {
     fn follow_up(&self, book: &mut Book, stream: &Stream) -> Result<(), LaunchError> {
         if book.last_stream.is_some_and(|last| last != stream.as_raw()) {
             stream.wait(&book.last)?;
-        }
-        if book.asks {
-            // Replays may have moved the epoch, now or at any later time: only the device knows
-            // how far. (Waiting for the whole context would wait for peers that share it, and they
-            // for us.)
-            book.issued = self.epoch(stream)?;
         }
         for read in lock(&self.holds).reads.drain(..) {
             stream.wait(&read)?;

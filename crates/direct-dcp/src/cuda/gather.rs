@@ -174,6 +174,13 @@ impl KvGather {
             )
         })?;
         self.check()?;
+        let control = self.workspace.group().control();
+        if let Some(by) = control.aborted_by() {
+            // Not a call, so not the end of one: what is under way is ended by the watchers.
+            let error = GatherError::Aborted { by };
+            control.mark_failed(failure(&error, ubatch as u32, 0));
+            return Err(self.failure().get_or_insert(error).clone());
+        }
         let most = self.workspace.capacity_rows() / self.workspace.group().world_size();
         Ok((lane, shape(self.workspace.format(), bytes, most)?))
     }
@@ -188,8 +195,8 @@ impl KvGather {
                 got,
             } => invalid(what, expected, got),
             LaunchError::Capturing => GatherError::Unsupported {
-                capability: "capture into a graph",
-                reason: "the copy engines are driven by the host, which must know the slot",
+                capability: "capture of this call into a graph",
+                reason: "by the way that the group has taken, only the host knows a call's slot",
                 instead: "push or pull",
             },
             LaunchError::Failed(report) => self.fail(&report, ubatch),
@@ -219,6 +226,13 @@ impl KvGather {
 pub struct Gathered(Held);
 
 impl Gathered {
+    /// The call of its ubatch that delivers these rows, from 1. `None` where the call was captured:
+    /// each replay is a call of its own.
+    #[must_use]
+    pub fn epoch(&self) -> Option<u64> {
+        self.0.address().map(|_| self.0.epoch())
+    }
+
     /// The device address of the rows, `[world_size · T, row_bytes]`. `None` where the call was
     /// captured: see [`address_word`](Gathered::address_word).
     #[must_use]

@@ -4,14 +4,16 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use direct_dcp_cuda::gather::{Kernel, Lane, LaneOptions, Layout, Transport, Trial};
+use direct_dcp_cuda::gather::{
+    Kernel, Lane, LaneOptions, LaunchError, Layout, Report, Transport, Trial,
+};
 use direct_dcp_cuda::{Context, CudaError, Device, DeviceAttribute, Driver, Stream};
 use direct_dcp_kernels::device::Receiver;
 
 use super::memory::{Fact, SymmetricMemory};
 use super::multicast::{self, Everywhere};
 use super::watcher::Watcher;
-use crate::error::shape;
+use crate::error::{from_fault, shape};
 use crate::format::RowFormat;
 use crate::group::Group;
 use crate::options::{Way, WorkspaceError, WorkspaceOptions, agree, everybody, refused};
@@ -243,12 +245,22 @@ impl Builder<'_> {
             _ => None,
         };
         self.clear_headers()?;
-        let lanes = everybody(self.group, self.lanes(way, multicast.as_ref()))?;
-        self.self_test(&lanes)?;
+        let kernel = Kernel::load(
+            self.context,
+            match multicast {
+                Some(_) => Transport::Multicast,
+                None => Transport::Unicast,
+            },
+        );
+        let kernel = kernel.map_err(|error| refused(self.group, error));
+        let kernel = everybody(self.group, kernel)?;
+        let lanes = || everybody(self.group, self.lanes(way, &kernel, multicast.as_ref()));
+        let tested = lanes()?;
+        self.self_test(&tested)?;
         // The self-test's lanes waited for it when they were dropped; the next begin at epoch 0.
-        drop(lanes);
+        drop(tested);
         self.clear_headers()?;
-        everybody(self.group, self.lanes(way, multicast.as_ref()))
+        lanes()
     }
 
     /// Collective: makes all signals zero, before anybody stores or observes one.
@@ -275,14 +287,10 @@ impl Builder<'_> {
     fn lanes(
         &self,
         way: Way,
+        kernel: &Kernel,
         multicast: Option<&Everywhere>,
     ) -> Result<Vec<Arc<Lane>>, WorkspaceError> {
         let cuda = |error| refused(self.group, error);
-        let transport = match multicast {
-            Some(_) => Transport::Multicast,
-            None => Transport::Unicast,
-        };
-        let kernel = Kernel::load(self.context, transport).map_err(cuda)?;
         let mut memory = self.memory.keep();
         memory.extend(multicast.into_iter().flat_map(Everywhere::keep));
         (0..self.layout.ubatches)
@@ -293,11 +301,7 @@ impl Builder<'_> {
                         .ok_or_else(|| self.options.too_large())
                 };
                 let receivers: Vec<Receiver> = match multicast {
-                    Some(mapping) => vec![Receiver {
-                        // It is written by ordinary stores, which must not go there.
-                        notice: 0,
-                        ..place(mapping.address())?
-                    }],
+                    Some(mapping) => vec![place(mapping.address())?],
                     None => self
                         .memory
                         .addresses()
@@ -341,8 +345,8 @@ impl Builder<'_> {
             });
         let mut trial = everybody(self.group, trial)?;
 
-        let cuda = |error| refused(self.group, format!("self-test: {error:?}"));
-        let submitted = trial.submit(SELF_TEST_TIMEOUT).map_err(cuda);
+        let failed = |error| refused(self.group, format!("self-test: {}", self.words(&error)));
+        let submitted = trial.submit(SELF_TEST_TIMEOUT).map_err(failed);
         // Where one rank did not come so far, nobody waits for it.
         let agreed = self.group.vote(submitted.is_ok())?.iter().all(|yes| *yes);
         if !agreed {
@@ -356,9 +360,28 @@ impl Builder<'_> {
             )),
             // Not this rank's fault: the one that is to blame says why.
             Err(_) if !agreed => Ok(()),
-            Err(error) => Err(cuda(error)),
+            Err(error) => Err(failed(error)),
         });
         everybody(self.group, tested)
+    }
+
+    /// Why a call of the self-test failed, as a call of the user's would say it.
+    fn words(&self, error: &LaunchError) -> String {
+        match error {
+            LaunchError::Failed(Report { fault, missing }) => {
+                let control = self.group.control();
+                from_fault(fault, missing, SELF_TEST_TIMEOUT, control).to_string()
+            }
+            LaunchError::Cuda(error) => error.to_string(),
+            LaunchError::Size {
+                what,
+                expected,
+                got,
+            } => format!("{what}: expected {expected}, got {got}"),
+            LaunchError::Busy | LaunchError::SlotInUse { .. } | LaunchError::Capturing => {
+                "the group's memory is in use".into()
+            }
+        }
     }
 }
 
@@ -381,6 +404,10 @@ fn unsupported(way: Way, reason: String) -> WorkspaceError {
     WorkspaceError::Unsupported {
         capability: way.to_string(),
         reason,
-        instead: "push, or no way at all to let the group choose".into(),
+        instead: match way {
+            Way::Push => "pull, or the CPU backend",
+            _ => "push, or no way at all to let the group choose",
+        }
+        .into(),
     }
 }
