@@ -5,7 +5,6 @@
 //! |---|---|
 //! | `gather`, `bench`, `doctor` | the subcommands: their options, what a rank does, what is printed |
 //! | `ranks` | running a task on ranks that are threads or processes |
-//! | `shard` | which rank holds which token |
 //! | `tensor_file`, `output` | reading and writing safetensors files |
 //! | `machine`, `gpu` | processors, memory and limits; devices |
 //! | `report`, `error`, `interrupt`, `args` | printing, failing, being told to stop, and options |
@@ -22,7 +21,6 @@ mod machine;
 mod output;
 mod ranks;
 mod report;
-mod shard;
 mod tensor_file;
 
 use clap::{CommandFactory, Parser, Subcommand};

@@ -39,6 +39,7 @@
 //! | [`Group`] | the ranks, and how they find and lose one another |
 //! | [`Workspace`] | the memory that they share, sized once |
 //! | [`KvGather`] | the operation: [`gather_into`](KvGather::gather_into) copies out, [`gather`](KvGather::gather) lends the slot |
+//! | [`plan`] | which rows to gather: who owns which token, chunks that fit, and where each row belongs |
 //!
 //! # What it does not do
 //!
@@ -52,6 +53,7 @@ mod format;
 mod gather;
 mod group;
 mod options;
+pub mod plan;
 mod workspace;
 
 pub use error::GatherError;

@@ -9,6 +9,8 @@
 //! | `clock` | one time for all ranks, and loops that start together |
 //! | `printer` | what is printed |
 //! | `pattern` | random rows that any rank can check |
+//! | `trace` | a trace of requests, and what each finds in the cache |
+//! | `replay` | the gathers that a trace comes to |
 
 mod ceiling;
 mod clock;
@@ -16,6 +18,8 @@ mod device;
 mod measure;
 mod pattern;
 mod printer;
+mod replay;
+mod trace;
 
 pub(crate) use measure::Task;
 
@@ -56,11 +60,15 @@ floor    in place of the ceiling, at the rate of plain device-to-device copies i
          slices at the rate of bytes read and written. Ranks on several devices: the slices that come
          in over one device's link, at the rate of copies between two devices
 
+With --trace nothing is timed. The context of each request, which is what earlier requests left in
+the cache, is cut into gathers, and what those move is counted.
+
 Examples:
   direct-dcp bench
   direct-dcp bench --ranks 2 --rows 1,1024 --mode zero-copy --way shared-slot,push
   direct-dcp bench -b 1K -e 16M -f 4 -n 50 --backend processes --format csv
-  direct-dcp bench --backend cuda --ranks 4 -G 20 --way push,pull,staged")]
+  direct-dcp bench --backend cuda --ranks 4 -G 20 --way push,pull,staged
+  direct-dcp bench --trace conversation.jsonl --ranks 8 --interleave 16")]
 pub(crate) struct Args {
     /// The smallest size S; K, M and G stand for powers of 1024
     #[arg(short = 'b', long, value_name = "SIZE", value_parser = args::size, conflicts_with = "rows")]
@@ -132,6 +140,8 @@ pub(crate) struct Args {
     /// How to print the result
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
+    #[command(flatten)]
+    replay: replay::Options,
 }
 
 /// How to print the result.
@@ -173,6 +183,9 @@ impl Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Error> {
+    if let Some(plan) = args.replay.plan(args.ranks, args.row_bytes)? {
+        return plan.print(args.format);
+    }
     let place = Place::of(args.backend, args.device)?;
     for way in &args.way {
         way.check(args.backend)?;

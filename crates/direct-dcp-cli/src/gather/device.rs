@@ -3,20 +3,20 @@
 use super::{Gathered, POISON, Task};
 use crate::gpu;
 use crate::ranks::RankError;
-use crate::shard::Sharding;
 use direct_dcp::Group;
 use direct_dcp::cuda::{Delivery, KvGather, Rehearsal, Workspace};
+use direct_dcp::plan::Sharding;
 
 impl Task {
     pub(super) fn on_gpu(
         &self,
         group: &Group,
-        sharding: &Sharding,
+        sharding: Sharding,
         local: &[u8],
         device: Option<u32>,
     ) -> Result<Gathered, RankError> {
         let ranks = group.world_size();
-        let options = self.options(ranks * sharding.padded_rows());
+        let options = self.options(ranks * self.padded_rows(sharding));
         let ordinal = gpu::ordinal(device, group.rank())?;
         let gather = KvGather::new(Workspace::new(group, ordinal, options)?);
         let mut rehearsal = Rehearsal::new(&gather, 0, local.len())?;

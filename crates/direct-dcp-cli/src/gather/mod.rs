@@ -1,16 +1,18 @@
 //! `direct-dcp gather`: shards a tensor over ranks, gathers it on every one, and checks every byte.
 
 mod device;
+mod pieces;
 
 use crate::error::Error;
 use crate::gpu::{Gpus, Place};
 use crate::output::Output;
 use crate::ranks::{self, Backend, Emit, Message, RankError, WayChoice};
 use crate::report::{self, Format, Table, median, micros, p99};
-use crate::shard::Sharding;
 use crate::tensor_file::{RowSource, Tensor};
 use crate::{args, machine};
+use direct_dcp::plan::Sharding;
 use direct_dcp::{DType, Group, KvGather, RowFormat, Workspace, WorkspaceOptions};
+use pieces::Pieces;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::path::PathBuf;
@@ -98,7 +100,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Error> {
         iterations: args.iterations,
         restore: output.is_some(),
     };
-    let sharding = task.sharding(args.ranks);
+    let padded_rows = task.padded_rows(task.sharding(args.ranks)?);
     let what = format!(
         "gathering {} rows on {} ranks with interleave {}",
         tensor.rows, args.ranks, args.interleave
@@ -134,7 +136,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Error> {
         "ranks": args.ranks,
         "backend": args.backend,
         "interleave": args.interleave,
-        "padded_rows": sharding.padded_rows(),
+        "padded_rows": padded_rows,
         "iterations": args.iterations,
         "verified": true,
         "per_rank": rows,
@@ -281,13 +283,18 @@ impl Times {
 }
 
 impl Task {
-    fn sharding(&self, ranks: usize) -> Sharding {
-        Sharding::new(self.source.rows(), ranks, self.interleave)
+    fn sharding(&self, ranks: usize) -> Result<Sharding, String> {
+        Sharding::new(ranks, self.interleave).map_err(|error| error.to_string())
+    }
+
+    /// Rows of every rank's shard.
+    fn padded_rows(&self, sharding: Sharding) -> usize {
+        sharding.padded_rows(self.source.rows())
     }
 
     /// The host memory that all ranks need together; none if it cannot be counted.
     fn memory(&self, ranks: usize) -> Option<usize> {
-        let padded = self.sharding(ranks).padded_rows();
+        let padded = self.padded_rows(self.sharding(ranks).ok()?);
         let capacity = padded.checked_mul(ranks)?;
         let shared = match self.place {
             Place::Cpu => self.options(capacity).memory_bytes(ranks).ok()?,
@@ -298,14 +305,15 @@ impl Task {
 
     /// The device memory that each rank needs; none if it cannot be counted.
     fn device_memory(&self, ranks: usize) -> Option<usize> {
-        let capacity = self.sharding(ranks).padded_rows().checked_mul(ranks)?;
+        let padded = self.padded_rows(self.sharding(ranks).ok()?);
+        let capacity = padded.checked_mul(ranks)?;
         let shared = self.options(capacity).device_bytes(ranks).ok()?;
         shared.checked_add(self.rows_memory(ranks)?)
     }
 
     /// Bytes of a rank's shard, and of a buffer for the rows of all.
     fn rows_memory(&self, ranks: usize) -> Option<usize> {
-        let padded = self.sharding(ranks).padded_rows();
+        let padded = self.padded_rows(self.sharding(ranks).ok()?);
         let slice = padded.checked_mul(self.source.row_bytes())?;
         slice.checked_mul(ranks.checked_add(1)?)
     }
@@ -321,22 +329,22 @@ impl Task {
     /// One rank's part.
     pub(crate) fn run(&self, group: &Group, emit: &mut Emit<'_>) -> Result<(), RankError> {
         let (rank, ranks) = (group.rank(), group.world_size());
-        let sharding = self.sharding(ranks);
-        let padded = sharding.padded_rows();
-        let local = self.shard(&sharding, rank)?;
+        let sharding = self.sharding(ranks)?;
+        let padded = self.padded_rows(sharding);
+        let local = self.shard(sharding, rank)?;
         let Gathered {
             way,
             copy_out,
             zero_copy,
             rows: out,
         } = match self.place {
-            Place::Cpu => self.on_cpu(group, &sharding, &local)?,
-            Place::Cuda { device } => self.on_gpu(group, &sharding, &local, device)?,
+            Place::Cpu => self.on_cpu(group, sharding, &local)?,
+            Place::Cuda { device } => self.on_gpu(group, sharding, &local, device)?,
         };
 
         let report = RankReport {
             rank,
-            valid_rows: sharding.valid_rows(rank),
+            valid_rows: sharding.local_len(self.source.rows(), rank),
             padded_rows: padded,
             bytes: out.len(),
             way,
@@ -353,7 +361,7 @@ impl Task {
                 String::from_utf8_lossy(&reports)
             )))?;
             if self.restore {
-                self.restore(&sharding, &out, emit)?;
+                self.restore(sharding, &out, emit)?;
             }
         }
         Ok(())
@@ -362,11 +370,11 @@ impl Task {
     fn on_cpu(
         &self,
         group: &Group,
-        sharding: &Sharding,
+        sharding: Sharding,
         local: &[u8],
     ) -> Result<Gathered, RankError> {
         let ranks = group.world_size();
-        let options = self.options(ranks * sharding.padded_rows());
+        let options = self.options(ranks * self.padded_rows(sharding));
         let gather = KvGather::new(Workspace::new(group, options)?);
 
         let mut out = vec![POISON; ranks * local.len()];
@@ -402,10 +410,10 @@ impl Task {
     }
 
     /// The rows of `rank`, from the file, and junk behind them.
-    fn shard(&self, sharding: &Sharding, rank: usize) -> Result<Vec<u8>, String> {
+    fn shard(&self, sharding: Sharding, rank: usize) -> Result<Vec<u8>, String> {
         let row_bytes = self.source.row_bytes();
-        let mut local = vec![JUNK; sharding.padded_rows() * row_bytes];
-        let mut runs = Pieces::new(sharding);
+        let mut local = vec![JUNK; self.padded_rows(sharding) * row_bytes];
+        let mut runs = Pieces::new(sharding.runs(self.source.rows()));
         self.source.each_chunk(|token, chunk| {
             for piece in runs.within(token, chunk.len() / row_bytes) {
                 if piece.rank == rank {
@@ -419,10 +427,10 @@ impl Task {
     }
 
     /// Compares gathered rows with the file.
-    fn verify(&self, sharding: &Sharding, gathered: &[u8], mode: &str) -> Result<(), String> {
+    fn verify(&self, sharding: Sharding, gathered: &[u8], mode: &str) -> Result<(), String> {
         let row_bytes = self.source.row_bytes();
-        let shard_bytes = sharding.padded_rows() * row_bytes;
-        let mut runs = Pieces::new(sharding);
+        let shard_bytes = self.padded_rows(sharding) * row_bytes;
+        let mut runs = Pieces::new(sharding.runs(self.source.rows()));
         self.source.each_chunk(|token, chunk| {
             for piece in runs.within(token, chunk.len() / row_bytes) {
                 let expected = &chunk[(piece.token - token) * row_bytes..][..piece.len * row_bytes];
@@ -449,14 +457,14 @@ impl Task {
     /// Passes on gathered rows in token order.
     fn restore(
         &self,
-        sharding: &Sharding,
+        sharding: Sharding,
         gathered: &[u8],
         emit: &mut Emit<'_>,
     ) -> Result<(), RankError> {
         let row_bytes = self.source.row_bytes();
-        let shard_bytes = sharding.padded_rows() * row_bytes;
+        let shard_bytes = self.padded_rows(sharding) * row_bytes;
         let mut chunk = Vec::new();
-        for run in sharding.runs() {
+        for run in sharding.runs(self.source.rows()) {
             let start = run.rank * shard_bytes + run.row * row_bytes;
             // A run may be as long as the file.
             for piece in gathered[start..][..run.len * row_bytes].chunks(CHUNK) {
@@ -470,67 +478,5 @@ impl Task {
             emit(Message::Bytes(chunk))?;
         }
         Ok(())
-    }
-}
-
-/// Walks the runs of a sharding along with a file that is read in chunks, and cuts those that
-/// cross a chunk's end.
-struct Pieces<I: Iterator> {
-    runs: std::iter::Peekable<I>,
-}
-
-impl Pieces<std::iter::Empty<crate::shard::Run>> {
-    fn new(sharding: &Sharding) -> Pieces<impl Iterator<Item = crate::shard::Run> + use<>> {
-        Pieces {
-            runs: sharding.runs().peekable(),
-        }
-    }
-}
-
-impl<I: Iterator<Item = crate::shard::Run>> Pieces<I> {
-    /// The pieces that cover the `count` tokens from `token` on. Calls are in order of tokens.
-    fn within(&mut self, token: usize, count: usize) -> impl Iterator<Item = crate::shard::Run> {
-        let end = token + count;
-        std::iter::from_fn(move || {
-            let run = self.runs.peek_mut().filter(|run| run.token < end)?;
-            let mut piece = *run;
-            piece.len = run.len.min(end - run.token);
-            if piece.len == run.len {
-                self.runs.next();
-            } else {
-                run.token += piece.len;
-                run.row += piece.len;
-                run.len -= piece.len;
-            }
-            Some(piece)
-        })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pieces_cover_every_token_once_however_it_is_read() {
-        for chunk in 1..20 {
-            let sharding = Sharding::new(37, 3, 5);
-            let whole: Vec<_> = Pieces::new(&sharding).within(0, 37).collect();
-            assert!(whole.iter().copied().eq(sharding.runs()));
-            let mut pieces = Pieces::new(&sharding);
-            let mut tokens = Vec::new();
-            for start in (0..37).step_by(chunk) {
-                for piece in pieces.within(start, chunk.min(37 - start)) {
-                    assert!(piece.token >= start && piece.token + piece.len <= start + chunk);
-                    tokens.extend(
-                        (0..piece.len).map(|i| (piece.token + i, piece.rank, piece.row + i)),
-                    );
-                }
-            }
-            let expected = whole
-                .iter()
-                .flat_map(|run| (0..run.len).map(|i| (run.token + i, run.rank, run.row + i)));
-            assert!(tokens.into_iter().eq(expected));
-        }
     }
 }
