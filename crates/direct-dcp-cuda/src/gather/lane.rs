@@ -412,13 +412,13 @@ impl Lane {
             shape: shape.in_form(out.is_some()),
             slot_bytes: self.slot_bytes,
             timeout: u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX),
+            epoch: self.state.address() + offset_of!(State, epoch) as u64,
             world_size: self.options.layout.world_size,
             rank: self.options.rank,
             slots: self.options.layout.slots,
             receiver_count: self.receivers.len() as u32,
             pull: self.options.pull.into(),
             stored: copies.into(),
-            reserved: [0; 3],
         };
         let launches = self.launches(shape, width, out.is_some())?;
         if copies {
