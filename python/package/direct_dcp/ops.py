@@ -2,7 +2,8 @@
 
 ``torch.ops.direct_dcp.direct_dcp_kv_gather`` has vLLM's signature, its effect on every tensor and
 its wire protocol: ranks that run its own kernel and ranks that run this one can share a group. A
-call is one launch on the current stream, and may be captured into a graph after a first eager call.
+call is one launch on the current stream, and may be captured into a graph after a first eager call
+or :func:`prepare`.
 
 ``torch.ops.direct_dcp.direct_dcp_kv_gather_peers`` takes the addresses of each rank's buffers
 instead of multicast ones, for machines without multicast. A rank's own rows go to ``gathered_kv``
@@ -35,7 +36,7 @@ _TENSORS = (
 #: The signature of the operator, after its name.
 SCHEMA = f"({_TENSORS}int kv_mc_ptr, int signal_mc_ptr) -> ()"
 
-_PEERS = f"({_TENSORS}int[] kv_peer_ptrs, int[] signal_peer_ptrs, int sharing=1) -> ()"
+_PEER_LISTS = f"({_TENSORS}int[] kv_peer_ptrs, int[] signal_peer_ptrs, int sharing=1) -> ()"
 _PEER_TABLES = f"({_TENSORS}Tensor kv_peer_ptrs, Tensor signal_peer_ptrs, int sharing=1) -> ()"
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float8_e4m3fn)
@@ -62,7 +63,7 @@ def kv_gather(
             "kv_mc_ptr and signal_mc_ptr: expected multicast addresses, got 0; where there is no "
             f"multicast, {NAME}_peers takes the addresses of the peers"
         )
-    _launch(tensors, world_size, rank, ((kv_mc_ptr, signal_mc_ptr),), True, 1)
+    _launch(tensors, world_size, rank, ((kv_mc_ptr, signal_mc_ptr),), 1)
 
 
 def kv_gather_peers(
@@ -82,11 +83,31 @@ def kv_gather_peers(
     """The operator ``direct_dcp_kv_gather_peers`` on CUDA: ``sharing`` ranks are on this device."""
     tensors = (local_kv, received_kv, received_signal, completion, epoch, gathered_kv)
     _check(tensors, world_size, rank, max_gathered_tokens)
-    rows = _table("kv_peer_ptrs", kv_peer_ptrs, world_size)
-    signals = _table("signal_peer_ptrs", signal_peer_ptrs, world_size)
-    if sharing < 1:
-        raise InvalidArgument(f"sharing: expected at least this rank, got {sharing}")
-    _launch(tensors, world_size, rank, tuple(zip(rows, signals)), False, sharing)
+    peers = _peers(kv_peer_ptrs, signal_peer_ptrs, world_size, sharing)
+    _launch(tensors, world_size, rank, peers, sharing)
+
+
+def prepare(
+    received_kv: torch.Tensor,
+    received_signal: torch.Tensor,
+    epoch: torch.Tensor,
+    world_size: int,
+    rank: int,
+    kv_ptrs: Any,
+    signal_ptrs: Any,
+    sharing: int = 1,
+) -> None:
+    """Do what the first call with these buffers would: compile the kernel and allocate its state.
+
+    For calls whose first one is captured, and for ranks that share a device: a driver may let an
+    allocation wait until the device is idle, while a peer's call waits for this rank. The pointers
+    are those of the operator that will be called.
+    """
+    if isinstance(kv_ptrs, int):
+        receivers: tuple[tuple[int, int], ...] = ((kv_ptrs, signal_ptrs),)
+    else:
+        receivers = _peers(kv_ptrs, signal_ptrs, world_size, sharing)
+    _lane(received_kv, received_signal, epoch, world_size, rank, receivers, sharing)
 
 
 def check() -> None:
@@ -166,6 +187,16 @@ def _wrong(name: str, expected: str, tensor: torch.Tensor) -> InvalidArgument:
     )
 
 
+def _peers(
+    rows: Any, signals: Any, world_size: int, sharing: int
+) -> tuple[tuple[int, int], ...]:
+    if sharing < 1:
+        raise InvalidArgument(f"sharing: expected at least this rank, got {sharing}")
+    rows = _table("kv_peer_ptrs", rows, world_size)
+    signals = _table("signal_peer_ptrs", signals, world_size)
+    return tuple(zip(rows, signals))
+
+
 def _table(name: str, pointers: Any, world_size: int) -> list[int]:
     if isinstance(pointers, torch.Tensor):
         if pointers.dtype != torch.int64 or pointers.device.type != "cpu":
@@ -188,35 +219,47 @@ def _kernel(index: int, multicast: bool) -> _native.Kernel:
 _lanes: dict[tuple[Any, ...], _native.Lane] = {}
 
 
+def _lane(
+    received: torch.Tensor,
+    signal: torch.Tensor,
+    epoch: torch.Tensor,
+    world_size: int,
+    rank: int,
+    receivers: tuple[tuple[int, int], ...],
+    sharing: int,
+) -> _native.Lane:
+    index = received.get_device()
+    own = (received.data_ptr(), signal.data_ptr())
+    slot_bytes = received.nbytes // 2
+    rest = (epoch.data_ptr(), sharing)
+    key = (index, world_size, rank, slot_bytes, own, receivers, *rest)
+    lane = _lanes.get(key)
+    if lane is None:
+        if torch.cuda.is_current_stream_capturing():
+            raise Error(f"{NAME}: the first call allocates; prepare, or make one eagerly")
+        # One address that reaches all ranks is a multicast one.
+        kernel = _kernel(index, len(receivers) == 1)
+        lane = kernel.lane(world_size, rank, slot_bytes, own, list(receivers), *rest)
+        _lanes[key] = lane
+    return lane
+
+
 def _launch(
     tensors: tuple[torch.Tensor, ...],
     world_size: int,
     rank: int,
     receivers: tuple[tuple[int, int], ...],
-    multicast: bool,
     sharing: int,
 ) -> None:
     # The kernel counts arrivals in memory of its own: completion is 0 before and after, as it is.
     local, received, signal, _, epoch, gathered = tensors
-    index = local.get_device()
-    stream = torch._C._cuda_getCurrentRawStream(index)
-    own = (received.data_ptr(), signal.data_ptr())
-    slot_bytes = received.nbytes // 2
-    key = (index, multicast, world_size, rank, slot_bytes, own, receivers, epoch.data_ptr(), sharing)
-    lane = _lanes.get(key)
-    if lane is None:
-        if torch.cuda.is_current_stream_capturing():
-            raise Error(f"{NAME}: the first call with these buffers allocates; make it eagerly")
-        lane = _lanes[key] = _kernel(index, multicast).lane(
-            world_size, rank, slot_bytes, own, list(receivers), epoch.data_ptr(), sharing
-        )
     tokens = local.shape[0]
-    lane.gather_into(
+    _lane(received, signal, epoch, world_size, rank, receivers, sharing).gather_into(
         tokens,
         local.nbytes // tokens,
         (local.data_ptr(), local.nbytes),
         (gathered.data_ptr(), gathered.nbytes),
-        stream,
+        torch._C._cuda_getCurrentRawStream(local.get_device()),
         timeout,
     )
 
@@ -228,7 +271,7 @@ def _fake(*_: Any, **__: Any) -> None:
 _library = torch.library.Library("direct_dcp", "FRAGMENT")
 for _name, _schema, _body in (
     (NAME, SCHEMA, kv_gather),
-    (f"{NAME}_peers", _PEERS, kv_gather_peers),
+    (f"{NAME}_peers", _PEER_LISTS, kv_gather_peers),
     (f"{NAME}_peers.tables", _PEER_TABLES, kv_gather_peers),
 ):
     _library.define(_name + _schema)
