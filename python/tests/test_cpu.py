@@ -127,7 +127,7 @@ def test_a_missing_rank_is_named():
     def rank(group):
         gather = KvGather(group, 6, 16, timeout=0.2, first_timeout=0.2)
         if group.rank == 1:
-            return None
+            return
         out = bytearray([POISON]) * 48
         with raises(direct_dcp.Error) as late:
             gather.gather_into(rows_of(group.rank, 0, 1, 16), out)
@@ -257,6 +257,7 @@ def test_options_that_no_group_could_use():
         (dict(capacity_rows=8, dtype="float17", dim=4), "dtype"),
     ]
     for options, word in wrong:
+
         def rank(group, options=options, word=word):
             with raises(ValueError, word):
                 KvGather(group, **options)

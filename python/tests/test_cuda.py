@@ -348,4 +348,3 @@ def test_the_first_call_is_not_captured():
     graph.replay()
     torch.cuda.synchronize()
     assert same(out, torch.cat([local, local]).view(torch.uint8))
-

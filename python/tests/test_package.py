@@ -41,9 +41,7 @@ def test_everything_that_is_offered_is_there():
 
 def test_the_program_gathers_with_threads_and_with_processes():
     for backend in ("threads", "processes"):
-        run = python(
-            "-m", "direct_dcp", "gather", str(DATA), "--ranks", "3", "--backend", backend
-        )
+        run = python("-m", "direct_dcp", "gather", str(DATA), "--ranks", "3", "--backend", backend)
         assert run.returncode == 0, run.stderr
         assert "3 of 3 ranks got every row" in run.stdout
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from . import _native, _rows
@@ -119,7 +120,9 @@ class KvGather:
             way=self._options["way"],
         )
 
-    def gather_into(self, local: Any, out: Any, ubatch: int = 0, *, stream: int | None = None) -> None:
+    def gather_into(
+        self, local: Any, out: Any, ubatch: int = 0, *, stream: int | None = None
+    ) -> None:
         """Gather ``local``, ``[T, ...]``, of all ranks into ``out``, ``[world_size * T, ...]``, in
         rank order.
 
@@ -136,7 +139,7 @@ class KvGather:
             ubatch,
             _rows.device("local", local, index),
             _rows.device("out", out, index),
-            _stream(index) if stream is None else stream,
+            self._raw(stream),
         )
 
     def gather(self, local: Any, ubatch: int = 0, *, stream: int | None = None) -> Gathered:
@@ -151,12 +154,11 @@ class KvGather:
             with _rows.host("local", local) as source:
                 native = self._native.gather(ubatch, source, 0)
             rows = _rows.lent_on_host(local, native.address, native.nbytes, self._native)
-            return Gathered(native, rows, None)
+            return Gathered(rows, lambda: native.release(0))
         source = _rows.device("local", local, index)
-        raw = _stream(index) if stream is None else stream
-        native = self._native.gather(ubatch, source, raw)
+        native = self._native.gather(ubatch, source, self._raw(stream))
         rows = _rows.lent_on_device(local, native.address, native.nbytes, self._native)
-        return Gathered(native, rows, index if stream is None else raw, torch_stream=stream is None)
+        return Gathered(rows, lambda: native.release(self._raw(stream)))
 
     def check(self) -> None:
         """Raise what an earlier call failed with on the device, if one has."""
@@ -194,15 +196,10 @@ class KvGather:
 class Gathered:
     """The rows of all ranks in a slot, held until :meth:`release` or the end of the ``with``."""
 
-    def __init__(self, native: Any, rows: Any, on: int | None, *, torch_stream: bool = False) -> None:
-        self._native = native
-        self._on = on
-        self._torch_stream = torch_stream
+    def __init__(self, rows: Any, release: Callable[[], None]) -> None:
         self.rows = rows
-
-    def release(self) -> None:
-        """Let the slot go: on a GPU, after what the current stream has to do so far."""
-        self._native.release(_stream(self._on) if self._torch_stream else self._on or 0)
+        #: Lets the slot go: on a GPU, after what the stream that is current has to do so far.
+        self.release = release
 
     def __enter__(self) -> Any:
         return self.rows
@@ -252,10 +249,13 @@ def _ordinal(device: Any) -> int | None:
 
 def _format(row_bytes: int | None, dtype: Any, dim: int | None) -> tuple[str, int, int]:
     """The name of the element type, elements of a row, bytes of a row."""
-    if (row_bytes is None) == (dtype is None) or (dtype is None) != (dim is None):
-        raise InvalidArgument("KvGather: expected either row_bytes, or dtype and dim")
-    if dtype is None:
+    wrong = InvalidArgument("KvGather: expected either row_bytes, or dtype and dim")
+    if dtype is None or dim is None:
+        if row_bytes is None or dtype is not dim:
+            raise wrong
         return "bytes", row_bytes, row_bytes
+    if row_bytes is not None:
+        raise wrong
     name = getattr(dtype, "__name__", None) or str(dtype)
     name = name.removeprefix("torch.")
     size = getattr(dtype, "itemsize", None)

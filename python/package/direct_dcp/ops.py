@@ -187,9 +187,7 @@ def _wrong(name: str, expected: str, tensor: torch.Tensor) -> InvalidArgument:
     )
 
 
-def _peers(
-    rows: Any, signals: Any, world_size: int, sharing: int
-) -> tuple[tuple[int, int], ...]:
+def _peers(rows: Any, signals: Any, world_size: int, sharing: int) -> tuple[tuple[int, int], ...]:
     if sharing < 1:
         raise InvalidArgument(f"sharing: expected at least this rank, got {sharing}")
     rows = _table("kv_peer_ptrs", rows, world_size)
