@@ -7,7 +7,8 @@ import time
 
 import direct_dcp
 
-DATA = pathlib.Path(__file__).parents[2] / "examples" / "data" / "minilm_kv_small.safetensors"
+ROOT = pathlib.Path(__file__).parents[2]
+DATA = ROOT / "examples" / "data" / "minilm_kv_small.safetensors"
 
 
 def python(*args):
@@ -52,3 +53,10 @@ def test_the_program_tells_what_is_wrong():
     assert missing.returncode == 1 and missing.stderr.startswith("error: ")
     assert python("-m", "direct_dcp", "no-such-command").returncode == 2
     assert time.monotonic() - start < 20
+
+
+def test_the_readme_is_right():
+    readme = (ROOT / "README.md").read_text()
+    (program,) = [part.split("```")[0] for part in readme.split("```python\n")[1:]]
+    run = python("-c", program)
+    assert (run.returncode, run.stderr) == (0, "")

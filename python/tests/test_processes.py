@@ -1,6 +1,7 @@
 """Ranks that are processes, and what carries their handshake."""
 
 import os
+import pathlib
 import pickle
 import socket
 import subprocess
@@ -27,30 +28,41 @@ print("whole", group.rank)
 """
 
 
-def test_ranks_as_torchrun_starts_them():
+EXAMPLE = pathlib.Path(__file__).parents[1] / "examples" / "01_torchrun.py"
+
+
+def start(world, *arguments):
+    """Runs Python with these arguments as every rank, as torchrun does, and returns what they say."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     ranks = []
-    for rank in range(3):
+    for rank in range(world):
         variables = dict(
             RANK=rank,
             LOCAL_RANK=rank,
-            WORLD_SIZE=3,
-            LOCAL_WORLD_SIZE=3,
+            WORLD_SIZE=world,
+            LOCAL_WORLD_SIZE=world,
             MASTER_ADDR="127.0.0.1",
             MASTER_PORT=port,
         )
         environment = {**os.environ, **{name: str(value) for name, value in variables.items()}}
-        command = [sys.executable, "-c", RANK, os.path.dirname(__file__)]
-        ranks.append(
-            subprocess.Popen(
-                command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-            )
-        )
-    for rank, process in enumerate(ranks):
-        said, _ = process.communicate(timeout=100)
-        assert process.returncode == 0 and said.decode() == f"whole {rank}\n", said.decode()
+        command = [sys.executable, *map(str, arguments)]
+        both = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        ranks.append(subprocess.Popen(command, env=environment, **both))
+    ends = [(process.communicate(timeout=100)[0], process.returncode) for process in ranks]
+    assert all(status == 0 for _, status in ends), ends
+    return [said for said, _ in ends]
+
+
+def test_ranks_as_torchrun_starts_them():
+    said = start(3, "-c", RANK, os.path.dirname(__file__))
+    assert said == [f"whole {rank}\n" for rank in range(3)]
+
+
+def test_the_example_runs():
+    said = start(4, EXAMPLE)
+    assert said == [f"rank {rank} of 4: 68 rows by shared-slot\n" for rank in range(4)]
 
 
 def test_a_store_that_raises_is_what_one_hears_of():
