@@ -3,6 +3,8 @@
 Ranks are threads of this process with a stream each. `run_cuda.py` says how to start it.
 """
 
+import importlib.util
+import shutil
 import statistics
 import threading
 import time
@@ -272,6 +274,7 @@ def test_the_operator_passes_torchs_own_checks():
     # originals, so what the copies wait for is there from the beginning.
     loop = Loop(8)
     loop.buffers.signal[1] = 1
+    loop.buffers.signal[0] = 2
     loop.buffers.received.zero_()
     local = torch.randn(8, DIM, device="cuda").bfloat16()
     arguments = loop.buffers.arguments(0, local, poisoned(16), loop.rows, loop.signals)
@@ -281,29 +284,56 @@ def test_the_operator_passes_torchs_own_checks():
     ops.check()
 
 
-def test_the_operator_is_compiled_and_captured():
+def compiled_by(backend):
+    """The operator as a part of a compiled function, twice."""
     loop = Loop(8)
-    inputs = [rows_of(0, call, 8) for call in range(4)]
+    loop.prepare()
+    buffers, op = loop.buffers, torch.ops.direct_dcp.direct_dcp_kv_gather_peers
+    rows, signals = loop.rows, loop.signals
+    inputs = [rows_of(0, call, 8) for call in range(2)]
     local, out = inputs[0].clone(), poisoned(16)
 
     def step(local, out):
-        loop.call(local * 1, out)
-        return out * 1
+        same_tensors = buffers.received, buffers.signal, buffers.completion, buffers.epoch
+        op(local.view(8, DIM), *same_tensors, out, 2, 0, 16, rows, signals, 2)
+        return out.view(torch.uint8) + 0
 
-    compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
-    for call in range(2):
-        local.copy_(inputs[call])
-        got = compiled(local, out)
-        assert same(got, torch.cat([inputs[call]] * 2).view(torch.uint8)), call
+    step = torch.compile(step, backend=backend, fullgraph=True)
+    for data in inputs:
+        local.copy_(data)
+        assert torch.equal(step(local, out), torch.cat([data, data]).view(torch.uint8))
+    assert buffers.epoch.item() == 2
+    ops.check()
+
+
+def test_the_operator_is_traced():
+    compiled_by("eager")
+
+
+def test_the_operator_is_compiled():
+    # What is compiled needs a compiler for its launchers.
+    if shutil.which("cc") and importlib.util.find_spec("triton"):
+        compiled_by("inductor")
+    else:
+        print("left out: no C compiler, or no triton")
+
+
+def test_the_operator_is_captured():
+    loop = Loop(8)
+    loop.prepare()
+    inputs = [rows_of(0, call, 8) for call in range(3)]
+    local, out = inputs[0].clone(), poisoned(16)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         loop.call(local, out)
-    for call in range(2, 4):
-        local.copy_(inputs[call])
-        graph.replay()
+    for call, data in enumerate(inputs):
+        local.copy_(data)
+        out.fill_(float("nan"))
+        # Replays and eager calls count on.
+        graph.replay() if call != 1 else loop.call(local, out)
         torch.cuda.synchronize()
-        assert same(out, torch.cat([inputs[call]] * 2).view(torch.uint8)), call
-    assert loop.buffers.epoch.item() == 4
+        assert same(out, torch.cat([data, data]).view(torch.uint8)), call
+    assert loop.buffers.epoch.item() == 3
     ops.check()
 
 
