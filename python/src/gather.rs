@@ -78,6 +78,12 @@ pub(crate) fn memory_bytes(
     bytes.map_err(errors::workspace)
 }
 
+/// A ubatch as Python has it.
+fn index(ubatch: isize) -> PyResult<usize> {
+    let negative = |_| errors::invalid(format!("ubatch: expected 0 or more, got {ubatch}"));
+    usize::try_from(ubatch).map_err(negative)
+}
+
 /// A gather and its workspace.
 #[pyclass(frozen, module = "direct_dcp._native")]
 pub(crate) struct Gather {
@@ -161,11 +167,12 @@ impl Gather {
     fn gather_into(
         &self,
         py: Python<'_>,
-        ubatch: usize,
+        ubatch: isize,
         local: Span,
         out: Span,
         stream: u64,
     ) -> PyResult<()> {
+        let ubatch = index(ubatch)?;
         let gathered = match self.on()? {
             On::Cpu(gather) => py.detach(|| {
                 memory::with_rows_and_room(local, out, |local, out| {
@@ -182,7 +189,8 @@ impl Gather {
     }
 
     /// Gathers `local` of all ranks, and lends the slot where they are.
-    fn gather(&self, py: Python<'_>, ubatch: usize, local: Span, stream: u64) -> PyResult<Lent> {
+    fn gather(&self, py: Python<'_>, ubatch: isize, local: Span, stream: u64) -> PyResult<Lent> {
+        let ubatch = index(ubatch)?;
         let held = match self.on()? {
             On::Cpu(gather) => {
                 let rows = py

@@ -232,8 +232,9 @@ def test_what_cannot_work_is_refused_before_anything_is_written():
         for local_, out_, word in wrong:
             with raises(ValueError, word):
                 gather.gather_into(local_, out_)
-        with raises(ValueError, "ubatch"):
-            gather.gather_into(local, out, 1)
+        for ubatch in (1, -1):
+            with raises(ValueError, "ubatch"):
+                gather.gather_into(local, out, ubatch)
         assert (out == POISON).all()
         gather.gather_into(local, out)
         assert (out == 1).all()
@@ -246,6 +247,10 @@ def test_options_that_no_group_could_use():
     wrong = [
         (dict(capacity_rows=7, row_bytes=16), "divide evenly"),
         (dict(capacity_rows=0, row_bytes=16), "capacity_rows"),
+        (dict(capacity_rows=-2, row_bytes=16), "capacity_rows"),
+        (dict(capacity_rows=8.0, row_bytes=16), "capacity_rows"),
+        (dict(capacity_rows=8, row_bytes=16, slots=-1), "slots"),
+        (dict(capacity_rows=8, row_bytes=16, device=-1), "device"),
         (dict(capacity_rows=8, row_bytes=0), "dim"),
         (dict(capacity_rows=8), "row_bytes"),
         (dict(capacity_rows=8, row_bytes=16, dtype="float16", dim=8), "either"),

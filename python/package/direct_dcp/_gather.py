@@ -60,6 +60,13 @@ class KvGather:
         first_timeout: float = 300.0,
     ) -> None:
         name, elements, self.row_bytes = _format(row_bytes, dtype, dim)
+        _check(
+            capacity_rows=capacity_rows,
+            row_bytes=self.row_bytes,
+            slots=slots,
+            ubatches=ubatches,
+            blocks=1 if blocks is None else blocks,
+        )
         self.group = group
         self.capacity_rows = capacity_rows
         self.slots = slots
@@ -220,6 +227,13 @@ def memory_bytes(
 ) -> int:
     """The memory that a workspace takes, exactly: on the CPU in all, over the ranks; on a GPU on
     each rank's device, in the pieces of 2 MiB that devices hand out."""
+    _check(
+        capacity_rows=capacity_rows,
+        row_bytes=row_bytes,
+        world_size=world_size,
+        slots=slots,
+        ubatches=ubatches,
+    )
     on_gpu = device is not None and not str(device).startswith("cpu")
     needed = _native.memory_bytes(
         on_gpu, world_size, capacity_rows, row_bytes, slots, ubatches, way
@@ -233,7 +247,16 @@ def _stream(index: int) -> int:
     return 0 if torch is None else torch._C._cuda_getCurrentRawStream(index)
 
 
+def _check(**sizes: int) -> None:
+    """Refuses what is no size at all; the library knows which sizes fit."""
+    for name, size in sizes.items():
+        if not hasattr(size, "__index__") or not 0 <= size < 1 << 63:
+            raise InvalidArgument(f"{name}: expected a whole number, 0 or more, got {size!r}")
+
+
 def _ordinal(device: Any) -> int | None:
+    if isinstance(device, int):
+        _check(device=device)
     if device is None or isinstance(device, int):
         return device
     kind, _, index = str(device).partition(":")
