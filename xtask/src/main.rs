@@ -1,7 +1,8 @@
-//! The project's own commands: `cargo xtask test`, `cargo xtask lint`, `cargo xtask ptx`.
+//! The project's own commands: `cargo xtask test`, and parts of it: `lint`, `python`, `ptx`.
 
 mod lint;
 mod ptx;
+mod python;
 mod run;
 mod tally;
 mod test;
@@ -21,10 +22,13 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Runs every check that needs nothing but stable Rust: format, lints, tests, docs, examples.
+    /// Runs every check that needs nothing but stable Rust and Python: format, lints, tests, docs,
+    /// examples, the Python package.
     Test,
     /// Runs the project's own checks of its sources.
     Lint,
+    /// Builds the Python package and tests it, as `test` does among others.
+    Python,
     /// Compiles the kernels to PTX and writes the committed files.
     Ptx {
         /// Writes nothing: builds again, compares, applies the rules and assembles.
@@ -40,6 +44,7 @@ fn main() -> ExitCode {
     let outcome = match Arguments::parse().task {
         Task::Test => test::test(),
         Task::Lint => lint::lint(&root()),
+        Task::Python => test::only_python(),
         Task::Ptx { check: true } => ptx::check(),
         Task::Ptx { check: false } => ptx::write(),
     };

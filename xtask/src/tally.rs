@@ -1,4 +1,4 @@
-//! How many tests ran, from the lines that the test harness closes with.
+//! How many tests ran, from the lines that Rust's harness and pytest close with.
 
 use std::fmt;
 use std::ops::AddAssign;
@@ -12,8 +12,33 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// The tally of a line such as `test result: ok. 3 passed; 0 failed; 1 ignored; …`.
+    /// The tally of a line such as `test result: ok. 3 passed; 0 failed; 1 ignored; …` or
+    /// `1 failed, 3 passed, 1 skipped in 0.12s`.
     pub(crate) fn of(line: &str) -> Option<Tally> {
+        Tally::of_cargo(line).or_else(|| Tally::of_pytest(line))
+    }
+
+    fn of_pytest(line: &str) -> Option<Tally> {
+        let (counts, took) = line.trim().trim_matches(['=', ' ']).split_once(" in ")?;
+        if !took.starts_with(|c: char| c.is_ascii_digit()) {
+            return None;
+        }
+        let mut tally = Tally::default();
+        for count in counts.split(", ") {
+            let (number, what) = count.split_once(' ')?;
+            let number: u64 = number.parse().ok()?;
+            match what {
+                "passed" | "xfailed" => tally.passed += number,
+                "failed" | "xpassed" | "error" | "errors" => tally.failed += number,
+                "skipped" => tally.skipped += number,
+                "deselected" | "warning" | "warnings" => {}
+                _ => return None,
+            }
+        }
+        Some(tally)
+    }
+
+    fn of_cargo(line: &str) -> Option<Tally> {
         let counts = line.trim().strip_prefix("test result: ")?;
         let (_, counts) = counts.split_once(". ")?;
         let count = |what: &str| {
@@ -61,11 +86,26 @@ mod tests {
             sum += Tally::of(line).unwrap();
         }
         assert_eq!(sum.to_string(), "13 passed, 2 failed, 1 skipped");
+        for line in [
+            "37 passed in 13.49s",
+            "=== 1 failed, 8 passed, 10 skipped, 1 warning in 82.59s (0:01:22) ===",
+            "1 error in 0.10s",
+        ] {
+            sum += Tally::of(line).unwrap();
+        }
+        assert_eq!(sum.to_string(), "58 passed, 4 failed, 11 skipped");
     }
 
     #[test]
     fn other_lines_say_nothing() {
-        for line in ["test a_test ... ok", "running 3 tests", "test result: ", ""] {
+        for line in [
+            "test a_test ... ok",
+            "running 3 tests",
+            "test result: ",
+            "3 passed in time",
+            "4 of 4 in 3s",
+            "",
+        ] {
             assert_eq!(Tally::of(line), None);
         }
     }

@@ -1,12 +1,22 @@
-//! `cargo xtask test`: every check that needs nothing but stable Rust.
+//! `cargo xtask test`: every check that needs nothing but stable Rust and Python.
 
 use crate::run::{Run, cargo, run, run_tests};
-use crate::{Outcome, lint, ptx, root};
+use crate::{Outcome, lint, ptx, python, root};
 
 /// Does all steps, and stops at the first that fails.
 pub(crate) fn test() -> Outcome {
     let mut steps = Run::default();
     let outcome = all(&mut steps);
+    steps.summary(&outcome);
+    outcome
+}
+
+const PYTHON: &str = "the Python package";
+
+/// Does the one step of it that is Python's.
+pub(crate) fn only_python() -> Outcome {
+    let mut steps = Run::default();
+    let outcome = steps.step(PYTHON, python::test);
     steps.summary(&outcome);
     outcome
 }
@@ -34,6 +44,7 @@ fn all(steps: &mut Run) -> Outcome {
         "tests of units, crates, examples and documentation",
         |tally| run_tests(&mut cargo(["test", "--workspace", "--no-fail-fast"]), tally),
     )?;
+    steps.step(PYTHON, python::test)?;
     steps.step("documentation", |_| {
         let mut doc = cargo(["doc", "--workspace", "--no-deps", "--quiet"]);
         run(doc.env("RUSTDOCFLAGS", "-D warnings"))

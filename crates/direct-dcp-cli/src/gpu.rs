@@ -1,5 +1,6 @@
 //! GPUs, as far as commands ask before any rank starts.
 
+use crate::again;
 use crate::error::{Error, plain};
 use crate::ranks::{Backend, RankError};
 use crate::report;
@@ -8,7 +9,6 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::env;
 use std::os::unix::process::CommandExt;
-use std::process::Command;
 use std::sync::Arc;
 
 /// How many hardware queues the driver uses for a process; it reads this when it is loaded.
@@ -150,14 +150,10 @@ pub(crate) fn want_queues(backend: Backend) -> Result<(), Error> {
     if backend != Backend::Cuda || env::var_os(QUEUES_VARIABLE).is_some() {
         return Ok(());
     }
-    let mut args = env::args_os();
-    let name = args.next().unwrap_or_else(|| "direct-dcp".into());
-    // This very program, even if its file was replaced or removed since it was started.
-    let error = Command::new("/proc/self/exe")
-        .arg0(name)
-        .args(args)
-        .env(QUEUES_VARIABLE, MOST_QUEUES.to_string())
-        .exec();
+    let Some(mut program) = again::same() else {
+        return Ok(());
+    };
+    let error = program.env(QUEUES_VARIABLE, MOST_QUEUES.to_string()).exec();
     Err(Error::Failed(format!(
         "starting anew with more hardware queues: {}; set {QUEUES_VARIABLE}={MOST_QUEUES}",
         plain(&error)

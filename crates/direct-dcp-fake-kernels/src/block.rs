@@ -40,9 +40,8 @@ impl Block<'_> {
     }
 
     pub(crate) fn epoch_word(&self) -> &AtomicU64 {
-        let address = self.launch.arguments.state + offset_of!(State, epoch) as u64;
         // SAFETY: as in `word`.
-        unsafe { memory::double(address) }
+        unsafe { memory::double(self.launch.arguments.epoch) }
     }
 
     pub(crate) fn arrivals_word(&self) -> &AtomicU32 {

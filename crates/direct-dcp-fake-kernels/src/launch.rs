@@ -118,6 +118,7 @@ impl Launch {
             self.require(a.out, all, true)?;
         }
         self.require(a.state, size_of::<State>() as u64, true)?;
+        self.require(a.epoch, 8, true)?;
         let words = u64::from(a.world_size) * 4;
         self.require(a.status, size_of::<Status>() as u64 + words, true)?;
         self.require(a.interrupts, 4 + words, false)?;

@@ -30,6 +30,7 @@ pub use sabotage::{Sabotage, sabotage};
 /// # Panics
 /// If a module has a kernel that there is no host function for.
 pub fn register(fake: &Fake) {
+    FAKE.get_or_init(|| Fake::open_at(fake.path().to_owned()));
     let (unicast, multicast) = (target(UNICAST_PTX), target(MULTICAST_PTX));
     assert_ne!(
         unicast, multicast,
@@ -52,9 +53,11 @@ pub fn register(fake: &Fake) {
     }
 }
 
-/// The library that calls the kernels.
+/// The library that calls the kernels: the one that they were registered with, which need not be
+/// beside the running program.
+static FAKE: OnceLock<Fake> = OnceLock::new();
+
 fn fake() -> &'static Fake {
-    static FAKE: OnceLock<Fake> = OnceLock::new();
     FAKE.get_or_init(Fake::open)
 }
 

@@ -79,7 +79,7 @@ impl Receiver {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct State {
-    /// Calls completed.
+    /// Calls completed, where the caller has no word of its own for that.
     pub epoch: u64,
     /// Not 0 once a call has failed.
     pub poisoned: u32,
@@ -147,6 +147,8 @@ pub struct Arguments {
     pub slot_bytes: u64,
     /// How long to wait for the peers, in nanoseconds.
     pub timeout: u64,
+    /// A u64, the calls completed: the state's own, or the caller's.
+    pub epoch: u64,
     /// Ranks of the group.
     pub world_size: u32,
     /// This rank.
@@ -160,6 +162,4 @@ pub struct Arguments {
     /// Not 0 where the rows are in place before the launch, by copies of the host's; then the
     /// launch does not copy out.
     pub stored: u32,
-    /// Makes the size a multiple of 16.
-    pub reserved: [u32; 3],
 }

@@ -6,11 +6,12 @@ use super::Finding;
 use super::source::{Rust, has_word};
 
 /// The crates that users link.
-const LIBRARIES: [&str; 4] = [
+const LIBRARIES: [&str; 5] = [
     "crates/direct-dcp/src/",
     "crates/direct-dcp-cuda/src/",
     "crates/direct-dcp-kernels/src/",
     "crates/direct-dcp-shm/src/",
+    "python/src/",
 ];
 
 const METHODS: [&str; 4] = [".unwrap()", ".unwrap_err()", ".expect(", ".expect_err("];

@@ -3,9 +3,10 @@
 use super::Finding;
 use super::source::{Rust, has_word};
 
-/// Folders that may hold unsafe code: memory of the system and of the driver, the fakes that stand
-/// for the driver and its kernels, the device memory of tests, and the two leaves of the kernels that touch memory.
-const ROOMS: [&str; 8] = [
+/// Folders, and files, that may hold unsafe code: memory of the system and of the driver, the fakes
+/// that stand for the driver and its kernels, the device memory of tests, the two leaves of the
+/// kernels that touch memory, and where Python's addresses become memory.
+const ROOMS: [&str; 9] = [
     "crates/direct-dcp-conformance/src/backends/cuda/rank.rs",
     "crates/direct-dcp-cuda/",
     "crates/direct-dcp-fake-cuda/",
@@ -14,6 +15,7 @@ const ROOMS: [&str; 8] = [
     "crates/direct-dcp-shm/",
     "crates/direct-dcp-kernels/src/host/",
     "crates/direct-dcp-kernels/src/ptx/",
+    "python/src/memory.rs",
 ];
 
 pub(super) fn check(sources: &[Rust]) -> Vec<Finding> {

@@ -7,7 +7,7 @@
 use super::wire::Frame;
 use super::{Failures, Message, RankError, Task};
 use crate::error::{Error, plain};
-use crate::{interrupt, machine};
+use crate::{again, interrupt, machine};
 use direct_dcp::Group;
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use serde::{Deserialize, Serialize};
@@ -15,9 +15,9 @@ use std::fs::Permissions;
 use std::io::{BufReader, BufWriter, IsTerminal, Read, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -86,9 +86,8 @@ pub(super) fn run(
 
 /// Starts one rank, and a thread that reads what it says.
 fn start(ticket: &Ticket<&Task>, events: SyncSender<Event>) -> Result<Child, String> {
-    // This very program, even if its file was replaced or removed since it was started.
-    let mut child = Command::new("/proc/self/exe")
-        .arg0("direct-dcp")
+    let mut program = again::program().ok_or("it is not known how")?;
+    let mut child = program
         .arg(SUBCOMMAND)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

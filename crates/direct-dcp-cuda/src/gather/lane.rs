@@ -7,18 +7,18 @@ use std::mem::offset_of;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
-use direct_dcp_kernels::device::{Arguments, Receiver, State, Status};
-use direct_dcp_kernels::{Fault, FaultCode, Shape};
+use direct_dcp_kernels::Shape;
+use direct_dcp_kernels::device::{Arguments, Receiver, State};
 
 use super::kernel::{Kernel, Transport};
 use super::layout::Layout;
 use super::rows::{DeviceRows, DeviceRowsMut};
+use super::words::{Report, Words};
 use crate::buffer::DeviceBuffer;
 use crate::context::Context;
 use crate::error::CudaError;
 use crate::event::Event;
 use crate::function::{Function, LaunchShape, Param};
-use crate::pinned::PinnedBuffer;
 use crate::stream::Stream;
 
 /// How a lane is built.
@@ -75,15 +75,6 @@ impl From<CudaError> for LaunchError {
     }
 }
 
-/// What a failed launch left behind.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Report {
-    /// The first fault.
-    pub fault: Fault,
-    /// The ranks that did not publish in time, if the fault is a timeout.
-    pub missing: Vec<u32>,
-}
-
 /// One rank's end of one ubatch.
 pub struct Lane {
     options: LaneOptions,
@@ -94,8 +85,7 @@ pub struct Lane {
     /// `receivers`, in device memory.
     table: DeviceBuffer,
     state: DeviceBuffer,
-    /// The status, a missing word per rank, the abort word, and a lost word per rank.
-    host_words: PinnedBuffer,
+    words: Words,
     /// The mappings that the addresses are in.
     _memory: Vec<Arc<dyn Any + Send + Sync>>,
     /// Calls that were captured are ordered, before the lane's others and before its end, by
@@ -160,17 +150,13 @@ impl Lane {
         let context = kernel.context().clone();
         let stream = Stream::new(&context)?;
         let table = DeviceBuffer::new(&context, receivers.len() * size_of::<Receiver>())?;
-        let words: Vec<u8> = Receiver::table(&receivers)
+        let entries: Vec<u8> = Receiver::table(&receivers)
             .flat_map(u64::to_ne_bytes)
             .collect();
-        table.upload(&stream, 0, &words)?;
+        table.upload(&stream, 0, &entries)?;
         let state = DeviceBuffer::new(&context, size_of::<State>())?;
         state.upload(&stream, 0, &[0; size_of::<State>()])?;
-        let host_bytes = size_of::<Status>() + 4 * (2 * layout.world_size as usize + 1);
-        let host_words = PinnedBuffer::new(&context, host_bytes)?;
-        for offset in (0..host_bytes).step_by(4) {
-            host_words.store_u32(offset, 0)?;
-        }
+        let words = Words::new(&context, layout.world_size)?;
         stream.synchronize()?;
         Ok(Lane {
             book: Mutex::new(Book {
@@ -185,7 +171,7 @@ impl Lane {
             receivers: receivers.into(),
             table,
             state,
-            host_words,
+            words,
             _memory: memory,
             kernel,
             options,
@@ -247,35 +233,17 @@ impl Lane {
     /// What became of the submitted calls: the report of the first that failed, if one has.
     #[must_use]
     pub fn report(&self) -> Option<Report> {
-        let word = |offset| self.host_words.load_u32(offset).unwrap_or(0);
-        let wide = |offset| self.host_words.load_u64(offset).unwrap_or(0);
-        // SYNC: report.
-        if word(offset_of!(Status, ready)) == 0 {
-            return None;
-        }
-        let missing = (0..self.options.layout.world_size)
-            .filter(|&rank| word(size_of::<Status>() + 4 * rank as usize) != 0)
-            .collect();
-        let fault = Fault {
-            code: FaultCode::from_u32(word(offset_of!(Status, code))),
-            source: word(offset_of!(Status, source)),
-            epoch: wide(offset_of!(Status, epoch)),
-            ours: wide(offset_of!(Status, ours)),
-            theirs: wide(offset_of!(Status, theirs)),
-        };
-        Some(Report { fault, missing })
+        self.words.report()
     }
 
     /// Ends every wait of this lane, now and from now on: the group is aborted.
     pub fn abort(&self) {
-        self.interrupt(0);
+        self.words.abort();
     }
 
     /// Ends every wait of this lane for `rank`, which is lost.
     pub fn lose(&self, rank: u32) {
-        if rank < self.options.layout.world_size {
-            self.interrupt(1 + rank as usize);
-        }
+        self.words.lose(rank);
     }
 
     /// Calls completed, read from the device after the work of `stream`.
@@ -320,17 +288,6 @@ impl Lane {
             .unwrap_or(u32::MAX)
             .min(resident)
             .max(1)
-    }
-
-    fn interrupt(&self, word: usize) {
-        // Within bounds: `new` made room for a word to abort and one per rank.
-        let _ = self
-            .host_words
-            .store_u32(self.interrupts_at() + 4 * word, 1);
-    }
-
-    fn interrupts_at(&self) -> usize {
-        size_of::<Status>() + 4 * self.options.layout.world_size as usize
     }
 
     fn turn(&self) -> Result<MutexGuard<'_, Book>, LaunchError> {
@@ -418,18 +375,18 @@ impl Lane {
             receivers: self.table.address(),
             own: self.own,
             state: self.state.address(),
-            status: self.host_words.device_address(),
-            interrupts: self.host_words.device_address() + self.interrupts_at() as u64,
+            status: self.words.status(),
+            interrupts: self.words.interrupts(),
             shape: shape.in_form(out.is_some()),
             slot_bytes: self.slot_bytes,
             timeout: u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX),
+            epoch: self.state.address() + offset_of!(State, epoch) as u64,
             world_size: self.options.layout.world_size,
             rank: self.options.rank,
             slots: self.options.layout.slots,
             receiver_count: self.receivers.len() as u32,
             pull: self.options.pull.into(),
             stored: copies.into(),
-            reserved: [0; 3],
         };
         let launches = self.launches(shape, width, out.is_some())?;
         if copies {
@@ -626,7 +583,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn size(what: &'static str, expected: u64, got: u64) -> LaunchError {
+pub(super) fn size(what: &'static str, expected: u64, got: u64) -> LaunchError {
     LaunchError::Size {
         what,
         expected: expected.to_string(),

@@ -22,8 +22,8 @@ const POLLS: u32 = 100_000_000;
 /// As for a gather kernel.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "ptx-kernel" fn direct_dcp_staged_advance(arguments: Arguments) {
-    let word = arguments.state + offset_of!(State, epoch) as u64;
-    // SAFETY: a word of this rank's state.
+    let word = arguments.epoch;
+    // SAFETY: this rank's count of calls.
     let epoch = unsafe { gpu::load_u64(word) };
     // SAFETY: as above.
     unsafe { gpu::store_u64(word, epoch.wrapping_add(1)) };

@@ -28,8 +28,15 @@ pub(super) struct Thread<'a, T, const COPY_OUT: bool> {
 impl<'a, T: Unit, const COPY_OUT: bool> Thread<'a, T, COPY_OUT> {
     #[inline(always)]
     pub(super) fn new(arguments: &'a Arguments) -> Self {
-        // SAFETY: the first 16 bytes of this rank's state.
-        let (epoch, flags) = unsafe { gpu::load_u64_pair(arguments.state) };
+        let (epoch, flags) = if arguments.epoch == arguments.state {
+            // SAFETY: the first 16 bytes of this rank's state.
+            unsafe { gpu::load_u64_pair(arguments.state) }
+        } else {
+            // SAFETY: as above, and the caller's count of calls.
+            let (_, flags) = unsafe { gpu::load_u64_pair(arguments.state) };
+            // SAFETY: as above.
+            (unsafe { gpu::load_u64(arguments.epoch) }, flags)
+        };
         Thread {
             arguments,
             epoch,
@@ -187,14 +194,14 @@ impl<T: Unit, const COPY_OUT: bool> Machine for Thread<'_, T, COPY_OUT> {
         let rows = arguments.own.rows + u64::from(slot_of(epoch, slots)) * arguments.slot_bytes;
         // SAFETY: a word of this rank's state.
         unsafe { gpu::store_u64(self.state(offset_of!(State, rows)), rows) };
-        let word = self.state(offset_of!(State, epoch));
+        let word = arguments.epoch;
         if !COPY_OUT {
             // No other block follows: the end of the launch orders this.
-            // SAFETY: a word of this rank's state.
+            // SAFETY: this rank's count of calls.
             return unsafe { gpu::store_u64(word, epoch) };
         }
         // SYNC: advance.
-        // SAFETY: a word of this rank's state.
+        // SAFETY: this rank's count of calls.
         unsafe { gpu::store_release_gpu_u64(word, epoch) }
     }
 
@@ -218,8 +225,8 @@ impl<T: Unit, const COPY_OUT: bool> Machine for Thread<'_, T, COPY_OUT> {
     #[inline(always)]
     fn outcome(&self, epoch: u64) -> Option<bool> {
         // SYNC: advance.
-        // SAFETY: a word of this rank's state.
-        if unsafe { gpu::load_acquire_gpu_u64(self.state(offset_of!(State, epoch))) } == epoch {
+        // SAFETY: this rank's count of calls.
+        if unsafe { gpu::load_acquire_gpu_u64(self.arguments.epoch) } == epoch {
             return Some(true);
         }
         // SYNC: poison.

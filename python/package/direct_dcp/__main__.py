@@ -1,0 +1,15 @@
+"""``python -m direct_dcp gather …`` is the program ``direct-dcp``: gather, bench, doctor."""
+
+import sys
+
+from . import _native
+
+
+def main() -> int:
+    """Run it with this process's arguments."""
+    again = [sys.executable, "-m", "direct_dcp"]
+    return _native.run(["direct-dcp", *sys.argv[1:]], again)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,294 @@
+"""The gather: rows of every rank to every rank."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from . import _native, _rows
+from .errors import InvalidArgument
+
+_log = logging.getLogger("direct_dcp")
+
+#: Devices hand out memory in pieces of this size.
+_GRANULARITY = 2 << 20
+
+# The names of element types that the ranks compare. All others travel as bytes.
+_NAMED = {"float16": "f16", "bfloat16": "bf16", "float8_e4m3fn": "f8e4m3"}
+
+
+class Status(NamedTuple):
+    """Where a rank stands."""
+
+    generation: int
+    #: How rows travel.
+    way: str
+    #: Calls completed, per ubatch.
+    epochs: list[int]
+    #: The error that ended the generation on this rank, if one did.
+    failure: str | None
+
+
+class KvGather:
+    """Gathers KV rows over the ranks of a group. Building one is collective.
+
+    ``capacity_rows`` is the most that one gather delivers, over all ranks: a multiple of the world
+    size. A row is ``row_bytes`` bytes, or ``dim`` elements of ``dtype`` (torch's, numpy's, or a
+    name). ``device`` is where the rows are: the CPU, or a GPU by number, ``"cuda"``, ``"cuda:1"``
+    or a torch.device.
+
+    All ranks make the same calls in the same order, per ubatch. After an error that ends the
+    generation, such as Timeout or PeerLost, :meth:`rebuild` is the way on.
+    """
+
+    def __init__(
+        self,
+        group: _native.Group,
+        capacity_rows: int,
+        row_bytes: int | None = None,
+        *,
+        dtype: Any = None,
+        dim: int | None = None,
+        slots: int = 2,
+        ubatches: int = 1,
+        device: Any = None,
+        way: str | None = None,
+        blocks: int | None = None,
+        timeout: float = 30.0,
+        first_timeout: float = 300.0,
+    ) -> None:
+        name, elements, self.row_bytes = _format(row_bytes, dtype, dim)
+        _check(
+            capacity_rows=capacity_rows,
+            row_bytes=self.row_bytes,
+            slots=slots,
+            ubatches=ubatches,
+            blocks=1 if blocks is None else blocks,
+        )
+        self.group = group
+        self.capacity_rows = capacity_rows
+        self.slots = slots
+        self.ubatches = ubatches
+        #: The GPU, or None for the CPU.
+        self.device = _ordinal(device)
+        self._options = dict(
+            row_bytes=row_bytes,
+            dtype=dtype,
+            dim=dim,
+            slots=slots,
+            ubatches=ubatches,
+            device=device,
+            way=way,
+            blocks=blocks,
+            timeout=timeout,
+            first_timeout=first_timeout,
+        )
+        self._native = _native.Gather(
+            group,
+            self.device,
+            capacity_rows,
+            name,
+            elements,
+            slots,
+            ubatches,
+            way,
+            blocks,
+            timeout,
+            first_timeout,
+        )
+        if group.rank == 0:
+            _log.info(
+                "%d ranks gather by %s, %d rows of %d bytes, %d slots, %d ubatches",
+                group.world_size,
+                self.way,
+                capacity_rows,
+                self.row_bytes,
+                slots,
+                ubatches,
+            )
+
+    @property
+    def way(self) -> str:
+        """How rows travel, as the group has chosen."""
+        return self._native.way
+
+    @property
+    def memory_bytes(self) -> int:
+        """What :func:`memory_bytes` says of this workspace."""
+        return memory_bytes(
+            self.capacity_rows,
+            self.row_bytes,
+            self.group.world_size,
+            slots=self.slots,
+            ubatches=self.ubatches,
+            device=None if self.device is None else "cuda",
+            way=self._options["way"],
+        )
+
+    def gather_into(
+        self, local: Any, out: Any, ubatch: int = 0, *, stream: int | None = None
+    ) -> None:
+        """Gather ``local``, ``[T, ...]``, of all ranks into ``out``, ``[world_size * T, ...]``, in
+        rank order.
+
+        On the CPU it returns when the rows are there. On a GPU it submits to torch's current
+        stream, or to ``stream``, a number, and an error on the device is raised by the next call,
+        :meth:`check` or :meth:`wait`. It may be captured into a graph.
+        """
+        index = self.device
+        if index is None:
+            with _rows.host("local", local) as source, _rows.host("out", out, writable=True) as to:
+                self._native.gather_into(ubatch, source, to, 0)
+            return
+        self._native.gather_into(
+            ubatch,
+            _rows.device("local", local, index),
+            _rows.device("out", out, index),
+            self._raw(stream),
+        )
+
+    def gather(self, local: Any, ubatch: int = 0, *, stream: int | None = None) -> Gathered:
+        """Gather without a copy: ``with gather.gather(local) as rows`` lends the slot where the
+        rows of all ranks are, as a tensor or an array like ``local``.
+
+        With S slots, the block must be left before the call S - 1 calls later, which raises
+        SlotInUse otherwise. The rows are not to be used after it, nor written.
+        """
+        index = self.device
+        if index is None:
+            with _rows.host("local", local) as source:
+                native = self._native.gather(ubatch, source, 0)
+            rows = _rows.lent_on_host(local, native.address, native.nbytes, self._native)
+            return Gathered(rows, lambda: native.release(0))
+        source = _rows.device("local", local, index)
+        native = self._native.gather(ubatch, source, self._raw(stream))
+        rows = _rows.lent_on_device(local, native.address, native.nbytes, self._native)
+        return Gathered(rows, lambda: native.release(self._raw(stream)))
+
+    def check(self) -> None:
+        """Raise what an earlier call failed with on the device, if one has."""
+        self._native.check()
+
+    def wait(self, *, stream: int | None = None) -> None:
+        """Wait for the stream, then check."""
+        self._native.wait(self._raw(stream))
+
+    def status(self, *, stream: int | None = None) -> Status:
+        """Where this rank stands, after the work of the stream."""
+        return Status(*self._native.status(self._raw(stream)))
+
+    def abort(self) -> None:
+        """End every wait of every rank of the group, now and from now on."""
+        self.group.abort()
+
+    def rebuild(self, deadline: float = 5.0) -> KvGather:
+        """Agree on a new group with the ranks that call this within ``deadline`` seconds, and
+        build the same gather over it, with the same number of rows for each rank.
+
+        This one is of no more use, whatever the result.
+        """
+        rows_each = self.capacity_rows // self.group.world_size
+        del self._native
+        group = self.group.rebuild(deadline)
+        return KvGather(group, rows_each * group.world_size, **self._options)
+
+    def _raw(self, stream: int | None) -> int:
+        if stream is not None or self.device is None:
+            return stream or 0
+        return _stream(self.device)
+
+
+class Gathered:
+    """The rows of all ranks in a slot, held until :meth:`release` or the end of the ``with``."""
+
+    def __init__(self, rows: Any, release: Callable[[], None]) -> None:
+        self.rows = rows
+        #: Lets the slot go: on a GPU, after what the stream that is current has to do so far.
+        self.release = release
+
+    def __enter__(self) -> Any:
+        return self.rows
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def memory_bytes(
+    capacity_rows: int,
+    row_bytes: int,
+    world_size: int,
+    *,
+    slots: int = 2,
+    ubatches: int = 1,
+    device: Any = None,
+    way: str | None = None,
+) -> int:
+    """The memory that a workspace takes, exactly: on the CPU in all, over the ranks; on a GPU on
+    each rank's device, in the pieces of 2 MiB that devices hand out."""
+    _check(
+        capacity_rows=capacity_rows,
+        row_bytes=row_bytes,
+        world_size=world_size,
+        slots=slots,
+        ubatches=ubatches,
+    )
+    on_gpu = device is not None and not str(device).startswith("cpu")
+    needed = _native.memory_bytes(
+        on_gpu, world_size, capacity_rows, row_bytes, slots, ubatches, way
+    )
+    return -(-needed // _GRANULARITY) * _GRANULARITY if on_gpu else needed
+
+
+def _stream(index: int) -> int:
+    """Torch's current stream of a device; without torch, the default one."""
+    torch = sys.modules.get("torch")
+    return 0 if torch is None else torch._C._cuda_getCurrentRawStream(index)
+
+
+def _check(**sizes: int) -> None:
+    """Refuses what is no size at all; the library knows which sizes fit."""
+    for name, size in sizes.items():
+        if not hasattr(size, "__index__") or not 0 <= size < 1 << 63:
+            raise InvalidArgument(f"{name}: expected a whole number, 0 or more, got {size!r}")
+
+
+def _ordinal(device: Any) -> int | None:
+    if isinstance(device, int):
+        _check(device=device)
+    if device is None or isinstance(device, int):
+        return device
+    kind, _, index = str(device).partition(":")
+    if kind == "cpu":
+        return None
+    if kind != "cuda" or not (index.isdecimal() or index == ""):
+        raise InvalidArgument(f"device: expected the CPU or a GPU, got {device!r}")
+    if index:
+        return int(index)
+    torch = sys.modules.get("torch")
+    return 0 if torch is None else torch.cuda.current_device()
+
+
+def _format(row_bytes: int | None, dtype: Any, dim: int | None) -> tuple[str, int, int]:
+    """The name of the element type, elements of a row, bytes of a row."""
+    wrong = InvalidArgument("KvGather: expected either row_bytes, or dtype and dim")
+    if dtype is None or dim is None:
+        if row_bytes is None or dtype is not dim:
+            raise wrong
+        return "bytes", row_bytes, row_bytes
+    if row_bytes is not None:
+        raise wrong
+    name = getattr(dtype, "__name__", None) or str(dtype)
+    name = name.removeprefix("torch.")
+    size = getattr(dtype, "itemsize", None)
+    if name in _NAMED:
+        return _NAMED[name], dim, dim * (1 if name.startswith("float8") else 2)
+    if not isinstance(size, int):
+        import numpy
+
+        try:
+            size = numpy.dtype(dtype).itemsize
+        except TypeError:
+            raise InvalidArgument(f"dtype: {dtype!r} is unknown; pass row_bytes") from None
+    return "bytes", dim * size, dim * size

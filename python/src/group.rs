@@ -1,0 +1,165 @@
+//! The ranks.
+
+use std::io;
+
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::errors;
+
+/// One rank's handle to the others.
+#[pyclass(frozen, module = "direct_dcp")]
+pub(crate) struct Group {
+    pub(crate) inner: direct_dcp::Group,
+}
+
+#[pymethods]
+impl Group {
+    /// A group whose ranks are threads of this process: one handle for each, in rank order.
+    #[staticmethod]
+    #[pyo3(signature = (world_size, *, timeout = 60.0))]
+    fn threads(world_size: usize, timeout: f64) -> PyResult<Vec<Group>> {
+        let timeout = errors::seconds("timeout", timeout)?;
+        let ranks = direct_dcp::Group::threads(world_size).map_err(errors::group)?;
+        let ranks = ranks.into_iter();
+        Ok(ranks
+            .map(|inner| Group {
+                inner: inner.with_timeout(timeout),
+            })
+            .collect())
+    }
+
+    /// The group that the environment describes, as torchrun sets it.
+    #[staticmethod]
+    fn from_env(py: Python<'_>) -> PyResult<Group> {
+        let inner = py.detach(direct_dcp::Group::from_env);
+        inner.map(|inner| Group { inner }).map_err(errors::group)
+    }
+
+    /// A group over `all_gather`, which passes bytes to every rank and returns those of all.
+    #[staticmethod]
+    #[pyo3(signature = (rank, world_size, all_gather, *, timeout = 60.0))]
+    fn from_exchange(
+        py: Python<'_>,
+        rank: usize,
+        world_size: usize,
+        all_gather: Py<PyAny>,
+        timeout: f64,
+    ) -> PyResult<Group> {
+        let timeout = errors::seconds("timeout", timeout)?;
+        let mut exchange = Exchange {
+            rank,
+            world_size,
+            all_gather,
+            raised: None,
+        };
+        let built = py.detach(|| direct_dcp::Group::with_exchange(&mut exchange));
+        // What Python raised says more than that something was raised.
+        if let Some(raised) = exchange.raised {
+            return Err(raised);
+        }
+        let inner = built.map_err(errors::group)?.with_timeout(timeout);
+        Ok(Group { inner })
+    }
+
+    /// The group of a torch.distributed process group, the default one if none is named.
+    #[staticmethod]
+    #[pyo3(signature = (process_group = None, *, timeout = 60.0))]
+    fn from_torch(
+        py: Python<'_>,
+        process_group: Option<Bound<'_, PyAny>>,
+        timeout: f64,
+    ) -> PyResult<Group> {
+        let exchange = py.import("direct_dcp._exchange")?;
+        let (rank, world_size, all_gather) = exchange
+            .getattr("over_torch")?
+            .call1((process_group,))?
+            .extract()?;
+        Group::from_exchange(py, rank, world_size, all_gather, timeout)
+    }
+
+    #[getter]
+    fn rank(&self) -> usize {
+        self.inner.rank()
+    }
+
+    #[getter]
+    fn world_size(&self) -> usize {
+        self.inner.world_size()
+    }
+
+    #[getter]
+    fn generation(&self) -> u64 {
+        self.inner.generation()
+    }
+
+    #[getter]
+    fn previous_ranks(&self) -> Vec<usize> {
+        self.inner.previous_ranks().to_vec()
+    }
+
+    /// Collective: passes bytes to every rank, and returns those of all, in rank order.
+    fn all_gather<'py>(
+        &self,
+        py: Python<'py>,
+        data: Vec<u8>,
+    ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+        let all = py.detach(|| self.inner.all_gather(&data));
+        let all = all.map_err(errors::group)?;
+        Ok(all.iter().map(|bytes| PyBytes::new(py, bytes)).collect())
+    }
+
+    /// Collective: returns once every rank has called it.
+    fn barrier(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.inner.barrier()).map_err(errors::group)
+    }
+
+    /// Ends every wait of every rank, now and from now on.
+    fn abort(&self) {
+        self.inner.abort();
+    }
+
+    /// Agrees on a new group with the ranks that call this within `deadline` seconds.
+    #[pyo3(signature = (deadline = 5.0))]
+    fn rebuild(&self, py: Python<'_>, deadline: f64) -> PyResult<Group> {
+        let deadline = errors::seconds("deadline", deadline)?;
+        let inner = py.detach(|| self.inner.rebuild(deadline));
+        inner.map(|inner| Group { inner }).map_err(errors::group)
+    }
+
+    fn __repr__(&self) -> String {
+        let group = &self.inner;
+        let (rank, world, generation) = (group.rank(), group.world_size(), group.generation());
+        format!("Group(rank={rank}, world_size={world}, generation={generation})")
+    }
+}
+
+/// A store that is a Python callable.
+struct Exchange {
+    rank: usize,
+    world_size: usize,
+    all_gather: Py<PyAny>,
+    raised: Option<PyErr>,
+}
+
+impl direct_dcp::Exchange for Exchange {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn world_size(&self) -> usize {
+        self.world_size
+    }
+
+    fn all_gather(&mut self, bytes: &[u8]) -> io::Result<Vec<Vec<u8>>> {
+        let answer = Python::attach(|py| {
+            let bytes = PyBytes::new(py, bytes);
+            self.all_gather.bind(py).call1((bytes,))?.extract()
+        });
+        answer.map_err(|raised: PyErr| {
+            let error = io::Error::other(raised.to_string());
+            self.raised = Some(raised);
+            error
+        })
+    }
+}

@@ -1,0 +1,380 @@
+"""Gathers on one GPU, from torch: run by pytest, or by `run_cuda.py` where there is none.
+
+Ranks are threads of this process with a stream each. `run_cuda.py` says how to start it.
+"""
+
+import importlib.util
+import shutil
+import statistics
+import threading
+import time
+
+import torch
+from helpers import in_threads, raises
+
+import direct_dcp
+from direct_dcp import KvGather, ops
+
+try:
+    import pytest
+except ImportError:
+    pass
+else:
+    pytestmark = pytest.mark.cuda
+
+DTYPES = [torch.bfloat16, torch.float16, torch.float8_e4m3fn]
+WAYS = [None, "push", "pull", "copy-engine", "staged"]
+DIM = 576
+
+
+def rows_of(rank, call, count, dtype=torch.bfloat16):
+    """Random bytes, seen as rows on the device."""
+    generator = torch.Generator().manual_seed(1000 * call + rank)
+    shape = (count, DIM * dtype.itemsize)
+    data = torch.randint(1, 255, shape, generator=generator, dtype=torch.uint8)
+    return data.cuda().view(dtype)
+
+
+def rows_of_all(world, call, count, dtype=torch.bfloat16):
+    return torch.cat([rows_of(rank, call, count, dtype).view(torch.uint8) for rank in range(world)])
+
+
+def poisoned(count, dtype=torch.bfloat16):
+    return torch.full((count, DIM * dtype.itemsize), 0xEE, dtype=torch.uint8).cuda().view(dtype)
+
+
+def same(tensor, reference):
+    return torch.equal(tensor.view(torch.uint8), reference)
+
+
+def on_streams(world, body, **options):
+    """Runs `body(group)` in a thread and on a stream for each rank."""
+    # Made here, so that no rank waits for the device while another's kernel waits for it.
+    streams = [torch.cuda.Stream() for _ in range(world)]
+
+    def rank(group):
+        with torch.cuda.stream(streams[group.rank]):
+            return body(group)
+
+    return in_threads(world, rank, **options)
+
+
+def test_rows_arrive_in_rank_order():
+    for way in WAYS:
+        for dtype in DTYPES:
+
+            def rank(group):
+                gather = KvGather(
+                    group, 4 * 128, dtype=dtype, dim=DIM, ubatches=2, device="cuda", way=way
+                )
+                calls = list(enumerate([1, 128, 17, 128]))
+                rows = [rows_of(group.rank, call, count, dtype) for call, count in calls]
+                outs = [poisoned(4 * count, dtype) for _, count in calls]
+                torch.cuda.current_stream().synchronize()
+                group.barrier()
+                for call, _ in calls:
+                    gather.gather_into(rows[call], outs[call], call % 2)
+                gather.wait()
+                group.barrier()
+                for (call, count), out in zip(calls, outs):
+                    assert same(out, rows_of_all(4, call, count, dtype)), (way, dtype, call)
+                assert gather.status().epochs == [2, 2]
+                group.barrier()
+
+            on_streams(4, rank)
+
+
+def test_zero_copy_lends_the_slot():
+    def rank(group):
+        gather = KvGather(group, 2 * 64, dtype=torch.bfloat16, dim=DIM, device="cuda")
+        local = rows_of(group.rank, 1, 64)
+        torch.cuda.current_stream().synchronize()
+        group.barrier()
+        with gather.gather(local) as rows:
+            assert (rows.dtype, rows.shape) == (torch.bfloat16, (128, DIM))
+            with raises(direct_dcp.SlotInUse):
+                gather.gather(local)
+            copy = rows.clone()
+        gather.wait()
+        group.barrier()
+        assert same(copy, rows_of_all(2, 1, 64))
+        group.barrier()
+
+    on_streams(2, rank)
+
+
+def test_a_captured_gather_is_replayed():
+    def rank(group):
+        gather = KvGather(group, 2 * 32, dtype=torch.bfloat16, dim=DIM, device="cuda")
+        inputs = [rows_of(group.rank, call, 32) for call in range(4)]
+        local, out = inputs[0].clone(), poisoned(64)
+        stream = torch.cuda.current_stream()
+        stream.synchronize()
+        group.barrier()
+        gather.gather_into(local, out)
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        group.barrier()
+        with lock:  # captures of one process take turns
+            graph.capture_begin(capture_error_mode="thread_local")
+            gather.gather_into(local, out)
+            graph.capture_end()
+        for call in range(1, 4):
+            local.copy_(inputs[call])
+            out.fill_(float("nan"))
+            stream.synchronize()
+            group.barrier()
+            graph.replay()
+            stream.synchronize()
+            group.barrier()
+            assert same(out, rows_of_all(2, call, 32)), call
+        gather.check()
+        assert gather.status().epochs == [4]
+        group.barrier()
+        del graph
+
+    lock = threading.Lock()
+    on_streams(2, rank)
+
+
+def test_a_missing_rank_is_named_and_the_device_works_on():
+    done = threading.Event()
+
+    def rank(group):
+        gather = KvGather(
+            group,
+            8,
+            dtype=torch.bfloat16,
+            dim=DIM,
+            device="cuda",
+            timeout=0.3,
+            first_timeout=0.3,
+        )
+        local, out = rows_of(group.rank, 0, 4), poisoned(8)
+        torch.cuda.current_stream().synchronize()
+        group.barrier()
+        if group.rank == 1:
+            done.wait()
+            return
+        gather.gather_into(local, out)
+        with raises(direct_dcp.Timeout) as late:
+            gather.wait()
+        done.set()
+        assert (late.value.missing, late.value.epoch) == ([1], 1)
+        with raises(direct_dcp.Timeout):
+            gather.gather_into(local, out)
+
+    on_streams(2, rank)
+    assert torch.ones(4, device="cuda").sum().item() == 4
+
+
+def test_a_call_takes_little_of_the_host():
+    def rank(group):
+        gather = KvGather(group, 2, dtype=torch.bfloat16, dim=DIM, device="cuda")
+        local, out = rows_of(group.rank, 0, 1), poisoned(2)
+        stream = torch.cuda.current_stream()
+        stream.synchronize()
+        group.barrier()
+        times = []
+        for _ in range(30):
+            # Few at a time, so that the queue never fills up.
+            for _ in range(10):
+                with turn:  # or the ranks would wait for each other's interpreter lock
+                    start = time.thread_time_ns()
+                    gather.gather_into(local, out)
+                    times.append((time.thread_time_ns() - start) / 1e3)
+            gather.wait()
+        group.barrier()
+        return statistics.median(times)
+
+    turn = threading.Lock()
+    medians = on_streams(2, rank)
+    print(f"gather_into at T = 1: {max(medians):.1f} µs of host time, median")
+    # The clock of a thread is read as well.
+    assert max(medians) <= 12
+
+
+class Buffers:
+    """What an engine allocates for one rank, in ordinary memory of one device."""
+
+    def __init__(self, world, capacity, dtype=torch.bfloat16):
+        self.world, self.capacity = world, capacity
+        self.received = torch.full(
+            (2, capacity, DIM * dtype.itemsize), 0xEE, dtype=torch.uint8, device="cuda"
+        ).view(dtype)
+        self.signal = torch.zeros((2, world), dtype=torch.int32, device="cuda")
+        self.completion = torch.zeros(2, dtype=torch.int32, device="cuda")
+        self.epoch = torch.zeros(1, dtype=torch.int64, device="cuda")
+
+    def prepare(self, rank, rows, signals):
+        ops.prepare(
+            self.received, self.signal, self.epoch, self.world, rank, rows, signals, self.world
+        )
+
+    def call(self, rank, local, gathered, rows, signals):
+        op = torch.ops.direct_dcp.direct_dcp_kv_gather_peers
+        op(*self.arguments(rank, local, gathered, rows, signals))
+
+    def arguments(self, rank, local, gathered, rows, signals):
+        tensors = (local, self.received, self.signal, self.completion, self.epoch, gathered)
+        return (*tensors, self.world, rank, self.capacity, rows, signals, self.world)
+
+
+def test_the_operator_between_ranks_of_one_device():
+    for dtype in DTYPES:
+        all_buffers = [Buffers(3, 3 * 32, dtype) for _ in range(3)]
+        rows = [buffers.received.data_ptr() for buffers in all_buffers]
+        signals = [buffers.signal.data_ptr() for buffers in all_buffers]
+        for rank, buffers in enumerate(all_buffers):
+            buffers.prepare(rank, rows, signals)
+        torch.cuda.synchronize()
+
+        def body(group):
+            buffers = all_buffers[group.rank]
+            calls = list(enumerate([1, 32, 17, 32]))
+            inputs = [rows_of(group.rank, call, count, dtype) for call, count in calls]
+            outs = [poisoned(3 * count, dtype) for _, count in calls]
+            tables = torch.tensor(rows), torch.tensor(signals)
+            for (call, _), local, out in zip(calls, inputs, outs):
+                torch.cuda.current_stream().synchronize()
+                group.barrier()
+                lists = (rows, signals) if call % 2 else tables
+                buffers.call(group.rank, local, out, *lists)
+            torch.cuda.current_stream().synchronize()
+            group.barrier()
+            ops.check()
+            for (call, count), out in zip(calls, outs):
+                assert same(out, rows_of_all(3, call, count, dtype)), (dtype, call)
+            assert buffers.epoch.item() == 4
+            assert buffers.completion.tolist() == [0, 0]
+            assert buffers.signal.tolist() == [[4, 4, 4], [3, 3, 3]]
+            group.barrier()
+
+        on_streams(3, body)
+
+
+class Loop:
+    """A rank that is its own peer: what it stores to the other is its own, next to it."""
+
+    def __init__(self, count):
+        self.buffers = Buffers(2, 2 * count)
+        slice_bytes = count * DIM * 2
+        rows, signals = self.buffers.received.data_ptr(), self.buffers.signal.data_ptr()
+        self.rows, self.signals = [rows, rows + slice_bytes], [signals, signals + 4]
+
+    def prepare(self):
+        self.buffers.prepare(0, self.rows, self.signals)
+
+    def call(self, local, gathered):
+        self.buffers.call(0, local, gathered, self.rows, self.signals)
+
+
+def test_the_operator_passes_torchs_own_checks():
+    # It is executed on copies of its arguments, to see which it changes. Signals go to the
+    # originals, so what the copies wait for is there from the beginning.
+    loop = Loop(8)
+    loop.buffers.signal[1] = 1
+    loop.buffers.signal[0] = 2
+    loop.buffers.received.zero_()
+    local = torch.randn(8, DIM, device="cuda").bfloat16()
+    arguments = loop.buffers.arguments(0, local, poisoned(16), loop.rows, loop.signals)
+    op = torch.ops.direct_dcp.direct_dcp_kv_gather_peers.default
+    torch.library.opcheck(op, arguments)
+    torch.cuda.synchronize()
+    ops.check()
+
+
+def compiled_by(backend):
+    """The operator as a part of a compiled function, twice."""
+    loop = Loop(8)
+    loop.prepare()
+    buffers, op = loop.buffers, torch.ops.direct_dcp.direct_dcp_kv_gather_peers
+    rows, signals = loop.rows, loop.signals
+    inputs = [rows_of(0, call, 8) for call in range(2)]
+    local, out = inputs[0].clone(), poisoned(16)
+
+    def step(local, out):
+        same_tensors = buffers.received, buffers.signal, buffers.completion, buffers.epoch
+        op(local.view(8, DIM), *same_tensors, out, 2, 0, 16, rows, signals, 2)
+        return out.view(torch.uint8) + 0
+
+    step = torch.compile(step, backend=backend, fullgraph=True)
+    for data in inputs:
+        local.copy_(data)
+        assert torch.equal(step(local, out), torch.cat([data, data]).view(torch.uint8))
+    assert buffers.epoch.item() == 2
+    ops.check()
+
+
+def test_the_operator_is_traced():
+    compiled_by("eager")
+
+
+def test_the_operator_is_compiled():
+    # What is compiled needs a compiler for its launchers.
+    if shutil.which("cc") and importlib.util.find_spec("triton"):
+        compiled_by("inductor")
+    else:
+        print("left out: no C compiler, or no triton")
+
+
+def test_the_operator_is_captured():
+    loop = Loop(8)
+    loop.prepare()
+    inputs = [rows_of(0, call, 8) for call in range(3)]
+    local, out = inputs[0].clone(), poisoned(16)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loop.call(local, out)
+    for call, data in enumerate(inputs):
+        local.copy_(data)
+        out.fill_(float("nan"))
+        # Replays and eager calls count on.
+        graph.replay() if call != 1 else loop.call(local, out)
+        torch.cuda.synchronize()
+        assert same(out, torch.cat([data, data]).view(torch.uint8)), call
+    assert loop.buffers.epoch.item() == 3
+    ops.check()
+
+
+def test_the_operator_tells_of_a_missing_rank():
+    buffers, peer = Buffers(2, 8), Buffers(2, 8)
+    local, out = rows_of(0, 1, 4), poisoned(8)
+    rows = [buffers.received.data_ptr(), peer.received.data_ptr()]
+    signals = [buffers.signal.data_ptr(), peer.signal.data_ptr()]
+    before, ops.timeout = ops.timeout, 0.2
+    try:
+        buffers.call(0, local, out, rows, signals)
+    finally:
+        ops.timeout = before
+    torch.cuda.synchronize()
+    with raises(direct_dcp.Timeout) as late:
+        direct_dcp.check()
+    assert (late.value.missing, late.value.epoch) == ([1], 1)
+    with raises(direct_dcp.Timeout):
+        buffers.call(0, local, out, rows, signals)
+    assert buffers.epoch.item() == 0
+    # The peer comes at last: its signals are all that was missing.
+    ops.reset()
+    buffers.signal.fill_(0)
+    buffers.signal[1, 1] = 1
+    buffers.received[1, 4:] = local
+    buffers.call(0, local, out, rows, signals)
+    torch.cuda.synchronize()
+    direct_dcp.check()
+    assert buffers.epoch.item() == 1
+    assert same(out, torch.cat([local, local]).view(torch.uint8))
+
+
+def test_the_first_call_is_not_captured():
+    loop, prepared = Loop(8), Loop(8)
+    local, out = rows_of(0, 1, 8), poisoned(16)
+    graph = torch.cuda.CUDAGraph()
+    prepared.prepare()
+    with torch.cuda.graph(graph):
+        with raises(direct_dcp.Error, "eagerly"):
+            loop.call(local, out)
+        prepared.call(local, out)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert same(out, torch.cat([local, local]).view(torch.uint8))

@@ -1,0 +1,62 @@
+"""The package as a whole: what importing it does, and the program."""
+
+import pathlib
+import subprocess
+import sys
+import time
+
+import direct_dcp
+
+ROOT = pathlib.Path(__file__).parents[2]
+DATA = ROOT / "examples" / "data" / "minilm_kv_small.safetensors"
+
+
+def python(*args):
+    return subprocess.run([sys.executable, *args], capture_output=True, text=True, timeout=100)
+
+
+def test_importing_is_quick_and_touches_nothing():
+    code = (
+        "import sys, time; start = time.perf_counter(); import direct_dcp; "
+        "took = time.perf_counter() - start; "
+        "assert not {'torch', 'numpy', 'ctypes.util'} & set(sys.modules); "
+        "assert 'libcuda' not in open('/proc/self/maps').read(); print(took)"
+    )
+    runs = [python("-c", code) for _ in range(3)]
+    assert all(run.returncode == 0 for run in runs), runs[0].stderr
+    assert min(float(run.stdout) for run in runs) < 0.2
+
+
+def test_the_package_is_typed():
+    folder = pathlib.Path(direct_dcp.__file__).parent
+    assert (folder / "py.typed").exists() and (folder / "_native.pyi").exists()
+    stub = (folder / "_native.pyi").read_text()
+    for name in ("Group", "Gather", "Lent", "Kernel", "Lane", "memory_bytes", "run"):
+        assert hasattr(direct_dcp._native, name) and f" {name}" in stub
+
+
+def test_everything_that_is_offered_is_there():
+    assert all(hasattr(direct_dcp, name) for name in direct_dcp.__all__)
+    direct_dcp.check()
+
+
+def test_the_program_gathers_with_threads_and_with_processes():
+    for backend in ("threads", "processes"):
+        run = python("-m", "direct_dcp", "gather", str(DATA), "--ranks", "3", "--backend", backend)
+        assert run.returncode == 0, run.stderr
+        assert "3 of 3 ranks got every row" in run.stdout
+
+
+def test_the_program_tells_what_is_wrong():
+    start = time.monotonic()
+    missing = python("-m", "direct_dcp", "gather", "/nonexistent")
+    assert missing.returncode == 1 and missing.stderr.startswith("error: ")
+    assert python("-m", "direct_dcp", "no-such-command").returncode == 2
+    assert time.monotonic() - start < 20
+
+
+def test_the_readme_is_right():
+    readme = (ROOT / "README.md").read_text()
+    (program,) = [part.split("```")[0] for part in readme.split("```python\n")[1:]]
+    run = python("-c", program)
+    assert (run.returncode, run.stderr) == (0, "")

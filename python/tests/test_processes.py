@@ -1,0 +1,87 @@
+"""Ranks that are processes, and what carries their handshake."""
+
+import os
+import pathlib
+import pickle
+import socket
+import subprocess
+import sys
+
+import direct_dcp
+
+RANK = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from helpers import watch
+watch()
+from test_cpu import rows_of, rows_of_all
+from direct_dcp import Group, KvGather
+
+group = Group.from_env()
+gather = KvGather(group, 3 * 40, 576)
+for call, count in enumerate([1, 40, 17]):
+    out = bytearray(3 * count * 576)
+    gather.gather_into(rows_of(group.rank, call, count, 576), out)
+    assert out == rows_of_all(3, call, count, 576)
+group.barrier()
+print("whole", group.rank)
+"""
+
+
+EXAMPLE = pathlib.Path(__file__).parents[1] / "examples" / "01_torchrun.py"
+
+
+def start(world, *arguments):
+    """Runs Python with these arguments as every rank, as torchrun does, and returns what they say."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ranks = []
+    for rank in range(world):
+        variables = dict(
+            RANK=rank,
+            LOCAL_RANK=rank,
+            WORLD_SIZE=world,
+            LOCAL_WORLD_SIZE=world,
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=port,
+        )
+        environment = {**os.environ, **{name: str(value) for name, value in variables.items()}}
+        command = [sys.executable, *map(str, arguments)]
+        both = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        ranks.append(subprocess.Popen(command, env=environment, **both))
+    ends = [(process.communicate(timeout=100)[0], process.returncode) for process in ranks]
+    assert all(status == 0 for _, status in ends), ends
+    return [said for said, _ in ends]
+
+
+def test_ranks_as_torchrun_starts_them():
+    said = start(3, "-c", RANK, os.path.dirname(__file__))
+    assert said == [f"whole {rank}\n" for rank in range(3)]
+
+
+def test_the_example_runs():
+    said = start(4, EXAMPLE)
+    assert said == [f"rank {rank} of 4: 68 rows by shared-slot\n" for rank in range(4)]
+
+
+def test_a_store_that_raises_is_what_one_hears_of():
+    def all_gather(data):
+        assert isinstance(data, bytes)
+        raise KeyError("the store is empty")
+
+    try:
+        direct_dcp.Group.from_exchange(0, 2, all_gather)
+    except KeyError as error:
+        assert "the store is empty" in str(error)
+    else:
+        raise AssertionError("the store has raised")
+
+
+def test_errors_travel_between_processes():
+    late = direct_dcp.Timeout("rank 3 is late", [3], 7)
+    copy = pickle.loads(pickle.dumps(late))
+    assert (str(copy), copy.missing, copy.epoch) == ("rank 3 is late", [3], 7)
+    for kind in (direct_dcp.Error, direct_dcp.InvalidArgument):
+        assert issubclass(kind, RuntimeError)
+    assert issubclass(direct_dcp.InvalidArgument, ValueError)

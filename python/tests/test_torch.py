@@ -1,0 +1,182 @@
+"""Torch without a GPU: tensors of the CPU, process groups, and how the operators are registered."""
+
+import inspect
+import tempfile
+
+import pytest
+import torch
+import torch.multiprocessing
+from helpers import in_threads, raises, watch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import direct_dcp
+from direct_dcp import KvGather, ops, vllm
+
+DTYPES = [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float32]
+
+
+def rows_of(rank, call, count, dim, dtype):
+    """Random bytes, seen as rows."""
+    generator = torch.Generator().manual_seed(1000 * call + rank)
+    row_bytes = dim * dtype.itemsize
+    data = torch.randint(1, 255, (count, row_bytes), generator=generator, dtype=torch.uint8)
+    return data.view(dtype)
+
+
+def rows_of_all(world, *which):
+    return torch.cat([rows_of(rank, *which).view(torch.uint8) for rank in range(world)])
+
+
+def same(tensor, reference):
+    return torch.equal(tensor.view(torch.uint8), reference)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tensors_of_every_type(dtype):
+    def rank(group):
+        gather = KvGather(group, 2 * 9, dtype=dtype, dim=64)
+        local = rows_of(group.rank, 1, 7, 64, dtype)
+        out = torch.full((14, gather.row_bytes), 0xEE, dtype=torch.uint8).view(dtype)
+        gather.gather_into(local, out)
+        assert same(out, rows_of_all(2, 1, 7, 64, dtype))
+        with gather.gather(local) as rows:
+            assert (rows.dtype, rows.shape) == (dtype, (14, 64))
+            assert same(rows, rows_of_all(2, 1, 7, 64, dtype))
+        with raises(ValueError, "contiguous"):
+            gather.gather_into(local[:, ::2], out)
+        with raises(ValueError, "CPU"):
+            gather.gather_into(torch.empty(7, 64, dtype=dtype, device="meta"), out)
+        group.barrier()
+
+    in_threads(2, rank)
+
+
+def _process(rank, store):
+    watch()
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=3
+    )
+    group = torch.distributed.group.WORLD
+    gather = KvGather(direct_dcp.Group.from_torch(), 30, dtype=torch.bfloat16, dim=64)
+    out = torch.full((12, 64), torch.nan, dtype=torch.bfloat16)
+    gather.gather_into(rows_of(rank, 1, 4, 64, torch.bfloat16), out)
+    assert same(out, rows_of_all(3, 1, 4, 64, torch.bfloat16))
+
+    workspace = vllm.DirectDCPKVGatherWorkspace(group, torch.device("cpu"), 30, 64)
+    assert (workspace.world_size, workspace.rank) == (3, rank)
+    # The last one exceeds the capacity.
+    for call, count in enumerate([1, 10, 7, 11]):
+        out = torch.full((3 * count, 64), torch.nan, dtype=torch.bfloat16)
+        workspace.gather(out, rows_of(rank, call, count, 64, torch.bfloat16))
+        assert same(out, rows_of_all(3, call, count, 64, torch.bfloat16))
+    with raises(ValueError, "gathered_kv"):
+        workspace.gather(out[1:], rows_of(rank, 0, 11, 64, torch.bfloat16))
+    workspace.check()
+
+    # A part of the ranks is a group of its own.
+    pair = torch.distributed.new_group([0, 2])
+    if rank != 1:
+        workspace = vllm.DirectDCPKVGatherWorkspace(pair, torch.device("cpu"), 8, 64)
+        out = torch.full((2, 64), torch.nan, dtype=torch.bfloat16)
+        workspace.gather(out, rows_of(workspace.rank, 5, 1, 64, torch.bfloat16))
+        assert same(out, rows_of_all(2, 5, 1, 64, torch.bfloat16))
+
+    refused = [
+        (dict(num_ubatches=0), "ubatch"),
+        (dict(max_gathered_tokens=31), "divide evenly"),
+        (dict(max_gathered_tokens=0), "positive"),
+        (dict(token_dim=3), "16-byte"),
+        (dict(dtype=torch.float32), "float8_e4m3fn"),
+    ]
+    for options, word in refused:
+        arguments = dict(group=group, device="cpu", max_gathered_tokens=30, token_dim=64)
+        with raises(ValueError, word):
+            vllm.DirectDCPKVGatherWorkspace(**{**arguments, **options})
+    alone = torch.distributed.new_group([rank], use_local_synchronization=True)
+    with raises(ValueError, "two ranks"):
+        vllm.DirectDCPKVGatherWorkspace(alone, "cpu", 30, 64)
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def test_process_groups():
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(_process, (f"{folder}/store",), nprocs=3)
+
+
+def arguments(**changes):
+    """Arguments of the operator, on a device that is not there."""
+
+    def tensor(*shape, dtype=torch.bfloat16):
+        return torch.empty(shape, dtype=dtype, device="cuda")
+
+    right = dict(
+        local_kv=tensor(3, 64),
+        received_kv=tensor(2, 8, 64),
+        received_signal=tensor(2, 2, dtype=torch.int32),
+        completion=tensor(2, dtype=torch.int32),
+        epoch=tensor(1, dtype=torch.int64),
+        gathered_kv=tensor(6, 64),
+        world_size=2,
+        rank=0,
+        max_gathered_tokens=8,
+        kv_mc_ptr=16,
+        signal_mc_ptr=16,
+    )
+    return {**right, **changes}
+
+
+def test_the_operators_have_their_signatures():
+    schema = torch.ops.direct_dcp.direct_dcp_kv_gather.default._schema
+    mutated = [argument.name for argument in schema.arguments if argument.alias_info]
+    assert mutated == ["received_kv", "received_signal", "completion", "epoch", "gathered_kv"]
+    assert all(argument.alias_info.is_write for argument in schema.arguments if argument.alias_info)
+    names = [argument.name for argument in schema.arguments]
+    assert names == list(inspect.signature(ops.kv_gather).parameters) and not schema.returns
+    assert torch.ops.direct_dcp.direct_dcp_kv_gather_peers.overloads() == ["default", "tables"]
+
+
+def test_the_operators_are_traced_without_a_device():
+    with FakeTensorMode():
+        assert torch.ops.direct_dcp.direct_dcp_kv_gather(**arguments()) is None
+        peers = arguments()
+        del peers["kv_mc_ptr"], peers["signal_mc_ptr"]
+        lists = dict(kv_peer_ptrs=[16, 32], signal_peer_ptrs=[16, 32])
+        assert torch.ops.direct_dcp.direct_dcp_kv_gather_peers(**peers, **lists) is None
+
+
+def test_each_argument_is_checked():
+    with FakeTensorMode():
+        tensor = torch.empty
+        wrong = [
+            (dict(local_kv=tensor(3, 64, dtype=torch.bfloat16)), "CUDA"),
+            (dict(local_kv=tensor(3, 64, device="cuda")), "float8_e4m3fn"),
+            (dict(local_kv=tensor(3, 1, 64, dtype=torch.bfloat16, device="cuda")), "[T, D]"),
+            (dict(local_kv=tensor(64, 3, dtype=torch.bfloat16, device="cuda").T), "strided"),
+            (dict(local_kv=tensor(0, 64, dtype=torch.bfloat16, device="cuda")), "above 0"),
+            (dict(world_size=1), "world_size"),
+            (dict(rank=2), "rank"),
+            (dict(rank=-1), "rank"),
+            (dict(max_gathered_tokens=5), "capacity"),
+            (dict(max_gathered_tokens=16), "received_kv"),
+            (dict(received_kv=tensor(2, 8, 64, device="cuda")), "received_kv"),
+            (dict(received_signal=tensor(2, 2, device="cuda")), "received_signal"),
+            (dict(completion=tensor(3, dtype=torch.int32, device="cuda")), "completion"),
+            (dict(epoch=tensor(1, dtype=torch.int32, device="cuda")), "epoch"),
+            (dict(epoch=tensor(1, dtype=torch.int64)), "device"),
+            (dict(epoch=tensor(1, dtype=torch.int64, device="cuda:1")), "device"),
+            (dict(gathered_kv=tensor(5, 64, dtype=torch.bfloat16, device="cuda")), "gathered_kv"),
+        ]
+        for changes, word in wrong:
+            with raises(RuntimeError, word) as refused:
+                ops.kv_gather(**arguments(**changes))
+            assert isinstance(refused.value, ValueError)
+
+
+def test_the_operator_is_added_to_a_vllm_without_it():
+    added = vllm.register()
+    assert not vllm.register()
+    if added:
+        ours = torch.ops.direct_dcp.direct_dcp_kv_gather.default._schema
+        theirs = torch.ops._C.direct_dcp_kv_gather.default._schema
+        assert str(theirs) == str(ours).replace("direct_dcp::", "_C::")
