@@ -20,6 +20,7 @@
     feature(abi_ptx, stdarch_nvptx, asm_experimental_arch)
 )]
 
+mod convert;
 pub mod device;
 mod machine;
 pub mod protocol;
@@ -30,6 +31,7 @@ mod rotation;
 #[cfg(feature = "host")]
 pub mod host;
 
+pub use convert::bf16_from_e4m3;
 #[doc(inline)]
 pub use machine::{COPY_OUT, Call, Fault, FaultCode, Interrupt, Machine, Shape};
 pub use rotation::rotated;

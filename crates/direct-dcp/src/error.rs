@@ -201,8 +201,13 @@ pub(crate) fn from_fault(
         FaultCode::RowBytes => mismatch("row bytes"),
         FaultCode::Digest => {
             let form = |digest| u64::from(digest & COPY_OUT != 0);
+            // An element type's code is small, and what a plan was made from is not.
+            let type_only = |digest| digest & !COPY_OUT <= u8::MAX.into();
             match form(fault.ours) == form(fault.theirs) {
-                true => mismatch("element type"),
+                true if type_only(fault.ours) && type_only(fault.theirs) => {
+                    mismatch("element type")
+                }
+                true => mismatch("plan"),
                 false => GatherError::Mismatch {
                     source_rank: source,
                     field: "form of call (0 zero-copy, 1 copy-out)",

@@ -1,13 +1,15 @@
 //! The gather: rows of every rank to every rank.
 
 use std::ops::Deref;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use direct_dcp_kernels::Shape;
-use direct_dcp_kernels::host::{Held, LaunchError};
+use direct_dcp_kernels::host::{Conversion, Held, Lane, LaunchError};
 
 use crate::error::{GatherError, failure, from_fault, invalid, shape};
+use crate::format::RowFormat;
+use crate::layout::{FinalLayout, Planes, Rows};
 use crate::options::Way;
 use crate::workspace::Workspace;
 
@@ -102,6 +104,47 @@ impl KvGather {
             .map_err(|error| self.explain(error, ubatch, started))
     }
 
+    /// Gathers each row of all ranks to its final place: the guard lends the planes of `layout`.
+    ///
+    /// The ranks' layouts come from one plan: [`GatherError::Mismatch`] where their digests differ.
+    /// A rank may have no rows, and so may all of them: the call counts all the same. Slots are lent
+    /// as by [`gather`](KvGather::gather); bytes outside of the result stay as they were.
+    ///
+    /// # Errors
+    /// As [`gather_into`](KvGather::gather_into); among arguments that cannot work are rows that do
+    /// not fit the layout or the workspace, and a slot that the cache does not have.
+    /// [`GatherError::Unsupported`] by [`Way::Pull`], where rows stay where they are.
+    pub fn gather_final(
+        &self,
+        ubatch: usize,
+        rows: &Rows<'_>,
+        layout: &FinalLayout,
+    ) -> Result<Planes, GatherError> {
+        let lane = self.ready(ubatch)?;
+        let (format, ours) = (layout.format(), self.workspace.format());
+        let asked = rows
+            .becomes()
+            .map_or(format, |dtype| RowFormat::new(dtype, format.dim()));
+        if format != ours || asked != ours {
+            let got = if format == ours { asked } else { format };
+            return Err(invalid(
+                "row format",
+                format!("{ours}, the workspace's"),
+                got,
+            ));
+        }
+        if let Conversion::Dequantize(scale) = rows.conversion
+            && !scale.is_finite()
+        {
+            return Err(invalid("scale", "a finite number".into(), scale));
+        }
+        let started = Instant::now();
+        let timeout = self.patience(lane.epoch());
+        lane.place(layout.placement(), rows.rows, rows.conversion, timeout)
+            .map(|held| Planes::new(held, layout, self.workspace.capacity_rows()))
+            .map_err(|error| self.explain(error, ubatch, started))
+    }
+
     /// Where this rank stands.
     #[must_use]
     pub fn status(&self) -> Status {
@@ -127,11 +170,15 @@ impl KvGather {
         }
     }
 
-    fn prepare(
-        &self,
-        ubatch: usize,
-        local: &[u8],
-    ) -> Result<(&std::sync::Arc<direct_dcp_kernels::host::Lane>, Shape), GatherError> {
+    fn prepare(&self, ubatch: usize, local: &[u8]) -> Result<(&Arc<Lane>, Shape), GatherError> {
+        let lane = self.ready(ubatch)?;
+        let most = self.workspace.capacity_rows() / self.workspace.group().world_size();
+        let shape = shape(self.workspace.format(), local.len(), most)?;
+        Ok((lane, shape))
+    }
+
+    /// The lane of a ubatch, unless this generation is over.
+    fn ready(&self, ubatch: usize) -> Result<&Arc<Lane>, GatherError> {
         let lane = self.workspace.lane(ubatch).ok_or_else(|| {
             let ubatches = self.workspace.ubatches();
             invalid("ubatch", format!("below {ubatches}"), ubatch)
@@ -146,9 +193,7 @@ impl KvGather {
             control.mark_failed(failure(&error, ubatch as u32, lane.epoch() + 1));
             return Err(error);
         }
-        let most = self.workspace.capacity_rows() / self.workspace.group().world_size();
-        let shape = shape(self.workspace.format(), local.len(), most)?;
-        Ok((lane, shape))
+        Ok(lane)
     }
 
     /// Turns a launch's failure into ours; one that poisons is remembered and told to the peers.
@@ -162,6 +207,17 @@ impl KvGather {
                 got,
             } => {
                 return invalid(what, expected.to_string(), got);
+            }
+            LaunchError::OutsideCache { row, slot } => {
+                let expected = "a slot within the cache".to_string();
+                return invalid("slot", expected, format!("{slot} for row {row}"));
+            }
+            LaunchError::Pulled => {
+                return GatherError::Unsupported {
+                    capability: "a final layout",
+                    reason: "rows that are pulled stay where they are",
+                    instead: "shared-slot or push",
+                };
             }
             LaunchError::Poisoned => {
                 let cause = "an earlier call on this ubatch failed".to_string();

@@ -38,7 +38,7 @@
 //! | --- | --- |
 //! | [`Group`] | the ranks, and how they find and lose one another |
 //! | [`Workspace`] | the memory that they share, sized once |
-//! | [`KvGather`] | the operation: [`gather_into`](KvGather::gather_into) copies out, [`gather`](KvGather::gather) lends the slot |
+//! | [`KvGather`] | the operation: [`gather_into`](KvGather::gather_into) copies out, [`gather`](KvGather::gather) lends the slot, [`gather_final`](KvGather::gather_final) puts every row in its final place |
 //! | [`plan`] | which rows to gather: who owns which token, chunks that fit, and where each row belongs |
 //!
 //! # What it does not do
@@ -52,6 +52,7 @@ mod error;
 mod format;
 mod gather;
 mod group;
+mod layout;
 mod options;
 pub mod plan;
 mod workspace;
@@ -60,6 +61,7 @@ pub use error::GatherError;
 pub use format::{DType, RowFormat};
 pub use gather::{Gathered, KvGather, Status};
 pub use group::{AbortHandle, Exchange, Group, GroupError, Launcher};
+pub use layout::{FinalLayout, Pages, Planes, Rows};
 pub use options::{Way, WorkspaceError, WorkspaceOptions};
 pub use workspace::Workspace;
 

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use direct_dcp_shm::Mapping;
 
 use super::direct;
-use super::machine::{Block, Launch, rotation};
+use super::machine::{Block, Launch, Local, rotation};
+use super::placement::{Conversion, Placement, Rows};
 use super::region::{Geometry, Region, Way};
 use crate::machine::{Call, Fault, Machine, Shape};
 use crate::protocol::{gather, slot_of};
@@ -70,6 +71,15 @@ pub enum LaunchError {
         /// What it is.
         got: u64,
     },
+    /// Row `row` of the caller's is in slot `slot`, which the cache does not have.
+    OutsideCache {
+        /// The row.
+        row: u32,
+        /// Its slot.
+        slot: u32,
+    },
+    /// Rows that are pulled are not placed.
+    Pulled,
     /// An earlier call of this generation failed.
     Poisoned,
     /// The call failed, and poisoned the lane.
@@ -193,6 +203,7 @@ impl Lane {
             return Err(size("output bytes", gathered, out.len()));
         }
         let direct = self.reads_in_place(shape);
+        let local = Local::Slice(local);
         self.launch(shape, local, out.as_mut_ptr(), true, direct, timeout)
     }
 
@@ -211,6 +222,7 @@ impl Lane {
         let len = self.check(shape, local)?;
         let epoch = self.epoch() + 1;
         let slot = slot_of(epoch, self.slots());
+        let local = Local::Slice(local);
         let rows = match &self.private {
             Some(private) => {
                 let out = private.slot(slot);
@@ -222,16 +234,78 @@ impl Lane {
                 self.own_region().slot(slot)
             }
         };
+        Ok(self.hold(slot, epoch, rows, len))
+    }
+
+    /// Gathers each row of all ranks to its place in a slot, and lends the slot: all of it, of
+    /// which only the places that the ranks' placements name were written.
+    ///
+    /// # Errors
+    /// See [`LaunchError`]; before a fault nothing was written.
+    pub fn place(
+        self: &Arc<Self>,
+        placement: &Placement,
+        rows: Rows<'_>,
+        conversion: Conversion,
+        timeout: Duration,
+    ) -> Result<Held, LaunchError> {
+        let _turn = self.turn()?;
+        let geometry = &self.options.geometry;
+        if geometry.way == Way::Pull {
+            return Err(LaunchError::Pulled);
+        }
+        let row_bytes = geometry.row_bytes as usize;
+        if placement.row_bytes() != row_bytes as u64 {
+            let got = placement.row_bytes() as usize;
+            return Err(size("bytes of a row in all planes", row_bytes, got));
+        }
+        let source_bytes = conversion.source_bytes(row_bytes);
+        let count = rows.count(source_bytes).unwrap_or(usize::MAX);
+        if count != placement.local_rows() as usize {
+            return Err(size("local rows", placement.local_rows() as usize, count));
+        }
+        if placement.total_rows() > geometry.capacity_rows {
+            let (most, got) = (geometry.capacity_rows, placement.total_rows());
+            return Err(size(
+                "rows of the result, at most",
+                most as usize,
+                got as usize,
+            ));
+        }
+        if let Some((row, slot)) = rows.outside(placement.runs(), source_bytes) {
+            return Err(LaunchError::OutsideCache { row, slot });
+        }
+        self.check_slots()?;
+        let shape = Shape {
+            rows: placement.total_rows(),
+            row_bytes: geometry.row_bytes,
+            digest: placement.digest(),
+        }
+        .in_form(false);
+        let epoch = self.epoch() + 1;
+        let slot = slot_of(epoch, self.slots());
+        let local = Local::Placed {
+            placement,
+            rows,
+            conversion,
+        };
+        self.launch(shape, local, std::ptr::null_mut(), false, false, timeout)?;
+        let len = geometry.capacity_rows as usize * row_bytes;
+        Ok(self.hold(slot, epoch, self.own_region().slot(slot), len))
+    }
+
+    /// Marks the slot of a call that has delivered as held.
+    fn hold(self: &Arc<Self>, slot: u32, epoch: u64, rows: *const u8, len: usize) -> Held {
         if let Some(held) = self.held.get(slot as usize) {
             held.store(epoch, Ordering::Relaxed);
         }
-        Ok(Held {
+        Held {
             lane: self.clone(),
             slot,
             epoch,
             rows,
             len,
-        })
+        }
     }
 
     fn turn(&self) -> Result<Turn<'_>, LaunchError> {
@@ -260,6 +334,12 @@ impl Lane {
         if local.len() != slice {
             return Err(size("local bytes", slice, local.len()));
         }
+        self.check_slots()?;
+        Ok(slice * geometry.world_size as usize)
+    }
+
+    /// Whether there may be a next call now.
+    fn check_slots(&self) -> Result<(), LaunchError> {
         if self.poisoned() {
             return Err(LaunchError::Poisoned);
         }
@@ -269,17 +349,17 @@ impl Lane {
         for held in &self.held {
             // SYNC: held. What the holder read happens before our publish.
             let epoch = held.load(Ordering::Acquire);
-            if epoch != 0 && epoch + u64::from(geometry.slots) - 1 <= issued {
+            if epoch != 0 && epoch + u64::from(self.options.geometry.slots) - 1 <= issued {
                 return Err(LaunchError::SlotInUse { epoch });
             }
         }
-        Ok(slice * geometry.world_size as usize)
+        Ok(())
     }
 
     fn launch(
         &self,
         shape: Shape,
-        local: &[u8],
+        local: Local<'_>,
         out: *mut u8,
         copy_out: bool,
         direct: bool,
@@ -296,7 +376,7 @@ impl Lane {
                 copy_out,
                 timeout: timeout.as_nanos().try_into().unwrap_or(u64::MAX),
             },
-            local: local.as_ptr(),
+            local,
             out,
             direct,
             report: Mutex::new(None),

@@ -7,7 +7,9 @@ mod direct;
 mod lane;
 mod machine;
 mod part;
+mod placement;
 mod region;
 
 pub use lane::{Held, Lane, LaneOptions, LaunchError, Report, Watch};
+pub use placement::{Conversion, MAX_PLANES, Misplaced, Paged, Placement, Rows, Run};
 pub use region::{Geometry, Way};
