@@ -230,10 +230,17 @@ impl Machine for Block<'_> {
 
     fn store(&self, slot: impl FnOnce() -> Option<u32>) -> Option<u32> {
         let slot = slot()?;
-        if self.launch.arguments.stored == 0 {
-            self.store_share(slot);
+        match &self.launch.placing {
+            Some(placing) => self.store_places(slot, placing),
+            None if self.launch.arguments.stored == 0 => self.store_share(slot),
+            None => {}
         }
         Some(slot)
+    }
+
+    fn refused(&self) -> bool {
+        let reported = self.state(offset_of!(State, reported));
+        self.launch.placing.is_some() && reported.load(Ordering::Relaxed) != 0
     }
 
     fn take(&self, slot: u32, source: u32) {

@@ -7,7 +7,7 @@ use core::num::NonZeroU32;
 use core::sync::atomic::{AtomicI32, Ordering};
 use std::time::Instant;
 
-use direct_dcp_kernels::device::{Arguments, Receiver, State, Status};
+use direct_dcp_kernels::device::{Arguments, PlaceArguments, Receiver, State, Status};
 use direct_dcp_kernels::{Call, Shape, protocol};
 
 use crate::block::Block;
@@ -21,6 +21,8 @@ const MISALIGNED_ADDRESS: i32 = 716;
 /// A launch under way, shared by its blocks.
 pub(crate) struct Launch {
     pub(crate) arguments: Arguments,
+    /// Where rows go that have a place each.
+    pub(crate) placing: Option<Placing>,
     /// The table that [`Arguments::receivers`] points to.
     pub(crate) receivers: Vec<Receiver>,
     pub(crate) world_size: NonZeroU32,
@@ -35,6 +37,14 @@ pub(crate) struct Launch {
     failure: AtomicI32,
 }
 
+/// Rows that have a place each.
+#[derive(Clone, Copy)]
+pub(crate) struct Placing {
+    pub(crate) arguments: PlaceArguments,
+    /// Whether e4m3 elements become bf16 ones.
+    pub(crate) converts: bool,
+}
+
 /// Runs a kernel: `body`, unless the arguments are of no use.
 pub(crate) fn run(
     params: *mut *mut c_void,
@@ -47,7 +57,31 @@ pub(crate) fn run(
     let first = unsafe { params.read() };
     // SAFETY: the parameter is an `Arguments`, by the PTX; the launch checked its size.
     let arguments: Arguments = unsafe { memory::read(first.expose_provenance() as u64) };
-    let failure = match Launch::new(arguments, grid, unit, everywhere) {
+    execute(Launch::new(arguments, None, grid, unit, everywhere), body);
+}
+
+/// Runs a kernel that stores each row in its place.
+pub(crate) fn run_place(
+    params: *mut *mut c_void,
+    grid: u32,
+    unit: u64,
+    everywhere: bool,
+    converts: bool,
+) {
+    // SAFETY: as in `run`.
+    let first = unsafe { params.read() };
+    // SAFETY: the parameter is a `PlaceArguments`, by the PTX; the launch checked its size.
+    let arguments: PlaceArguments = unsafe { memory::read(first.expose_provenance() as u64) };
+    let placing = Some(Placing {
+        arguments,
+        converts,
+    });
+    let launch = Launch::new(arguments.gather, placing, grid, unit, everywhere);
+    execute(launch, |launch| launch.gather(false));
+}
+
+fn execute(launch: Result<Launch, i32>, body: impl FnOnce(&Launch)) {
+    let failure = match launch {
         Ok(launch) => {
             body(&launch);
             launch.failure.into_inner()
@@ -60,7 +94,13 @@ pub(crate) fn run(
 }
 
 impl Launch {
-    fn new(arguments: Arguments, grid: u32, unit: u64, everywhere: bool) -> Result<Self, i32> {
+    fn new(
+        arguments: Arguments,
+        placing: Option<Placing>,
+        grid: u32,
+        unit: u64,
+        everywhere: bool,
+    ) -> Result<Self, i32> {
         let device = fake().launch_device().ok_or(INVALID_VALUE)?;
         let mut launch = Launch {
             world_size: NonZeroU32::new(arguments.world_size).ok_or(INVALID_VALUE)?,
@@ -68,6 +108,7 @@ impl Launch {
             blocks: NonZeroU32::new(grid).ok_or(INVALID_VALUE)?,
             receivers: Vec::new(),
             arguments,
+            placing,
             unit,
             everywhere,
             started: *EPOCH,
@@ -87,12 +128,18 @@ impl Launch {
         }
         let slice = a.shape.bytes();
         let all = slice * u64::from(a.world_size);
-        if all > a.slot_bytes {
-            return Err(INVALID_VALUE);
-        }
-        let aligned = [a.local, a.out, slice, a.slot_bytes, a.own.rows];
-        if aligned.iter().any(|n| !n.is_multiple_of(self.unit)) {
-            return Err(MISALIGNED_ADDRESS);
+        match self.placing {
+            None => {
+                if all > a.slot_bytes {
+                    return Err(INVALID_VALUE);
+                }
+                let aligned = [a.local, a.out, slice, a.slot_bytes, a.own.rows];
+                if aligned.iter().any(|n| !n.is_multiple_of(self.unit)) {
+                    return Err(MISALIGNED_ADDRESS);
+                }
+                self.require(a.local, slice, false)?;
+            }
+            Some(placing) => self.check_placing(&placing)?,
         }
         let entries = u64::from(a.receiver_count);
         self.require(a.receivers, entries * size_of::<Receiver>() as u64, false)?;
@@ -113,7 +160,6 @@ impl Launch {
             return Err(INVALID_VALUE);
         }
 
-        self.require(a.local, slice, false)?;
         if a.out != 0 {
             self.require(a.out, all, true)?;
         }
@@ -129,6 +175,37 @@ impl Launch {
             } else {
                 return Err(MISALIGNED_ADDRESS);
             }
+        }
+        Ok(())
+    }
+
+    /// Checks sizes and tables; rows are looked at one by one.
+    fn check_placing(&self, placing: &Placing) -> Result<(), i32> {
+        let a = &placing.arguments;
+        let widths: u64 = a.planes.iter().copied().map(u64::from).sum();
+        let row_bytes = u64::from(a.gather.shape.row_bytes);
+        let capacity = u64::from(a.capacity_rows);
+        let fits =
+            capacity * row_bytes <= a.gather.slot_bytes && a.gather.shape.rows <= a.capacity_rows;
+        if widths != row_bytes || !fits || a.gather.out != 0 || a.gather.stored != 0 {
+            return Err(INVALID_VALUE);
+        }
+        let read = if placing.converts {
+            self.unit / 2
+        } else {
+            self.unit
+        };
+        let from = [a.gather.local, a.page_stride, a.row_stride];
+        let to = a.planes.iter().copied().map(u64::from);
+        let to = to.chain([a.gather.slot_bytes, a.gather.own.rows]);
+        let misaligned = from.iter().any(|n| !n.is_multiple_of(read));
+        if misaligned || to.into_iter().any(|n| !n.is_multiple_of(self.unit)) {
+            return Err(MISALIGNED_ADDRESS);
+        }
+        let table = u64::from(a.local_rows) * 4;
+        self.require(a.places, table.max(4), false)?;
+        if a.cache_slots != 0 {
+            self.require(a.cache_slots, table, false)?;
         }
         Ok(())
     }
@@ -153,6 +230,15 @@ impl Launch {
             }
         }
         Ok(())
+    }
+
+    /// Whether the device may read a span; the launch has failed where not.
+    pub(crate) fn may_read(&self, address: u64, bytes: u64) -> bool {
+        let allowed = self.require(address, bytes, false);
+        if let Err(code) = allowed {
+            self.fail(code);
+        }
+        allowed.is_ok()
     }
 
     /// Says no where the device may not read or write a span by ordinary accesses.

@@ -14,6 +14,7 @@
 mod block;
 mod launch;
 mod memory;
+mod place;
 mod sabotage;
 mod staged;
 
@@ -21,7 +22,9 @@ use core::ffi::c_void;
 use std::sync::OnceLock;
 
 use direct_dcp_fake_cuda::{Fake, Kernel};
-use direct_dcp_kernels::device::{GATHER_ENTRIES, MULTICAST_PTX, STAGED_ENTRIES, UNICAST_PTX};
+use direct_dcp_kernels::device::{
+    GATHER_ENTRIES, MULTICAST_PTX, PLACE_ENTRIES, STAGED_ENTRIES, UNICAST_PTX,
+};
 
 pub use sabotage::{Sabotage, sabotage};
 
@@ -36,13 +39,19 @@ pub fn register(fake: &Fake) {
         unicast, multicast,
         "the modules are told apart by their targets"
     );
-    for (width, copy_out, name) in GATHER_ENTRIES {
+    let gathers = GATHER_ENTRIES
+        .into_iter()
+        .map(|(width, copy_out, name)| (name, gather_kernel as Find, width, copy_out));
+    let places = PLACE_ENTRIES
+        .into_iter()
+        .map(|(width, converts, name)| (name, place_kernel as Find, width, converts));
+    for (name, find, width, kind) in gathers.chain(places) {
         for (text, target, everywhere) in [
             (UNICAST_PTX, unicast, false),
             (MULTICAST_PTX, multicast, true),
         ] {
             if text.contains(&format!(".entry {name}(")) {
-                let kernel = gather_kernel(width, copy_out, everywhere);
+                let kernel = find(width, kind, everywhere);
                 let kernel = kernel.unwrap_or_else(|| panic!("no host function for {name}"));
                 fake.register_kernel(&format!("{name}@{target}"), kernel);
             }
@@ -68,6 +77,9 @@ fn target(text: &str) -> &str {
         .filter_map(|line| line.strip_prefix(".target "));
     lines.next().unwrap_or_default().trim()
 }
+
+/// The host function for a width, a kind, and whether one store reaches all ranks.
+type Find = fn(u32, bool, bool) -> Option<Kernel>;
 
 fn gather_kernel(width: u32, copy_out: bool, everywhere: bool) -> Option<Kernel> {
     Some(match (width, copy_out, everywhere) {
@@ -95,6 +107,29 @@ extern "C" fn gather<const WIDTH: u64, const COPY_OUT: bool, const EVERYWHERE: b
     launch::run(params, grid, WIDTH, EVERYWHERE, |launch| {
         launch.gather(COPY_OUT);
     });
+}
+
+fn place_kernel(width: u32, converts: bool, everywhere: bool) -> Option<Kernel> {
+    Some(match (width, converts, everywhere) {
+        (1, false, false) => place::<1, false, false>,
+        (2, false, false) => place::<2, false, false>,
+        (4, false, false) => place::<4, false, false>,
+        (8, false, false) => place::<8, false, false>,
+        (16, false, false) => place::<16, false, false>,
+        (16, false, true) => place::<16, false, true>,
+        (2, true, false) => place::<2, true, false>,
+        (16, true, false) => place::<16, true, false>,
+        (16, true, true) => place::<16, true, true>,
+        _ => return None,
+    })
+}
+
+extern "C" fn place<const WIDTH: u64, const CONVERTS: bool, const EVERYWHERE: bool>(
+    params: *mut *mut c_void,
+    grid: u32,
+    _threads: u32,
+) {
+    launch::run_place(params, grid, WIDTH, EVERYWHERE, CONVERTS);
 }
 
 const STAGED: [Kernel; 3] = [staged_advance, staged_publish, staged_copy];

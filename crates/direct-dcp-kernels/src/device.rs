@@ -28,6 +28,19 @@ pub const GATHER_ENTRIES: [(u32, bool, &str); 10] = [
     (1, true, "direct_dcp_gather_into_1"),
 ];
 
+/// The kernels that store each row in its final place: bytes that every store moves, whether e4m3
+/// elements become bf16 ones on the way, name. Their one parameter is [`PlaceArguments`]. The
+/// multicast module has only those of 16 bytes.
+pub const PLACE_ENTRIES: [(u32, bool, &str); 7] = [
+    (16, false, "direct_dcp_place_16"),
+    (8, false, "direct_dcp_place_8"),
+    (4, false, "direct_dcp_place_4"),
+    (2, false, "direct_dcp_place_2"),
+    (1, false, "direct_dcp_place_1"),
+    (16, true, "direct_dcp_dequantize_16"),
+    (2, true, "direct_dcp_dequantize_2"),
+];
+
 /// The three kernels of the staged algorithm, in the unicast module, for comparison: advance the
 /// epoch; store, publish and wait; copy out. Their one parameter is [`Arguments`].
 pub const STAGED_ENTRIES: [&str; 3] = [
@@ -162,4 +175,41 @@ pub struct Arguments {
     /// Not 0 where the rows are in place before the launch, by copies of the host's; then the
     /// launch does not copy out.
     pub stored: u32,
+}
+
+/// Planes of a result at most.
+pub const PLANES: usize = 4;
+
+/// The arguments of a kernel that stores each row in its final place, passed by value.
+///
+/// `gather.shape` is the result's: its rows, and the bytes of a row in all planes together.
+/// `gather.local` is where the rows, or the pages of the cache, begin.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct PlaceArguments {
+    /// As for any gather, without an output.
+    pub gather: Arguments,
+    /// `[local_rows]` i32 in device memory: the row of the result that each row becomes, or -1.
+    pub places: u64,
+    /// `[local_rows]` u32 in device memory: the slot of each row in the cache; or 0 where rows lie
+    /// one behind the other.
+    pub cache_slots: u64,
+    /// Bytes from one page of the cache to the next.
+    pub page_stride: u64,
+    /// Bytes from one row to the next, in a page or among all.
+    pub row_stride: u64,
+    /// Rows of a page.
+    pub page_rows: u32,
+    /// Slots of the cache.
+    pub cache_rows: u32,
+    /// Rows of this rank.
+    pub local_rows: u32,
+    /// Rows for which each plane of a slot has room.
+    pub capacity_rows: u32,
+    /// Bytes of a row in each plane; 0 for planes that there are not.
+    pub planes: [u32; PLANES],
+    /// What e4m3 elements are multiplied by.
+    pub scale: f32,
+    /// Makes the size a multiple of 8.
+    pub reserved: u32,
 }

@@ -85,6 +85,10 @@ pub enum FaultCode {
     Digest = 6,
     /// The source is ahead: it published epoch `theirs` where `ours` was expected.
     Ahead = 7,
+    /// A row of this rank has place `ours` in a result of `theirs` rows.
+    Place = 8,
+    /// A row of this rank is in slot `ours` of a cache of `theirs`.
+    CacheSlot = 9,
 }
 
 #[cfg(not(target_arch = "nvptx64"))]
@@ -93,11 +97,15 @@ impl FaultCode {
     /// [`PeerLost`](FaultCode::PeerLost): whatever happened, this generation is over.
     #[must_use]
     pub fn from_u32(word: u32) -> Self {
-        use FaultCode::{Aborted, Ahead, Digest, PeerLost, RowBytes, Rows, Timeout};
-        [Timeout, Aborted, PeerLost, Rows, RowBytes, Digest, Ahead]
-            .into_iter()
-            .find(|&code| code as u32 == word)
-            .unwrap_or(PeerLost)
+        use FaultCode::{
+            Aborted, Ahead, CacheSlot, Digest, PeerLost, Place, RowBytes, Rows, Timeout,
+        };
+        [
+            Timeout, Aborted, PeerLost, Rows, RowBytes, Digest, Ahead, Place, CacheSlot,
+        ]
+        .into_iter()
+        .find(|&code| code as u32 == word)
+        .unwrap_or(PeerLost)
     }
 }
 
@@ -168,6 +176,11 @@ pub trait Machine {
     /// `slot` says which slot, or that nothing is to be stored; it may be asked after the first
     /// reads are under way, and its answer is returned.
     fn store(&self, slot: impl FnOnce() -> Option<u32>) -> Option<u32>;
+    /// *Last block, after all have arrived.* Whether a block of this launch found rows that have no
+    /// place, and recorded the fault: then nothing is published.
+    fn refused(&self) -> bool {
+        false
+    }
     /// Copies this block's share of the slice of `source` to its place in the output, from `slot`,
     /// or, for this rank itself, from the local slice.
     fn take(&self, slot: u32, source: u32);

@@ -4,6 +4,7 @@
 //!
 //! 1. every block stores its part of the rank's rows into slot `s` of every receiver;
 //! 2. the block's threads meet, and its leader counts the block as arrived (`SYNC: arrive`);
+//!    (rows with a place each may turn out to have none: then the call ends here, as a failed one);
 //! 3. the last block to arrive publishes `signal[s][rank] = e` to every receiver
 //!    (`SYNC: publish`);
 //! 4. the last block waits until `signal[s][source] = e` for every source;
@@ -39,6 +40,13 @@ pub fn gather<M: Machine>(machine: &M, call: &Call) {
     let slot = machine.store(|| (!poisoned).then(|| slot_of(epoch, call.slots)));
     let Some(slot) = slot else { return };
     let last = arrive(machine);
+    if last && machine.refused() {
+        // The other blocks have left, or learn of it where they follow.
+        if machine.thread() == 0 {
+            machine.poison();
+        }
+        return;
+    }
     if last {
         publish(machine, call, slot, epoch);
     }

@@ -85,6 +85,20 @@ pub enum GatherError {
         /// That rank's call.
         seen: u64,
     },
+    /// A table in device memory names a row or a slot that there is not; nothing was stored there.
+    #[error(
+        "call {epoch}: a row of this rank has {what} {got}, of {count}; correct the table, then rebuild the group"
+    )]
+    OutOfRange {
+        /// The call.
+        epoch: u64,
+        /// What is out of range: the place in the result, or the slot in the cache.
+        what: &'static str,
+        /// Its number.
+        got: u64,
+        /// How many there are.
+        count: u64,
+    },
     /// An earlier call of this generation failed: rebuild the group.
     #[error("an earlier call failed ({cause}); rebuild the group")]
     Poisoned {
@@ -174,6 +188,12 @@ pub(crate) fn from_fault(
         ours: fault.ours,
         theirs: fault.theirs,
     };
+    let out_of_range = |what| GatherError::OutOfRange {
+        epoch: fault.epoch,
+        what,
+        got: fault.ours,
+        count: fault.theirs,
+    };
     // A peer that saw the abort first counts as lost. The abort came before, and says more.
     if let (FaultCode::PeerLost, Some(by)) = (fault.code, control.aborted_by()) {
         return GatherError::Aborted { by };
@@ -216,6 +236,8 @@ pub(crate) fn from_fault(
                 },
             }
         }
+        FaultCode::Place => out_of_range("place"),
+        FaultCode::CacheSlot => out_of_range("cache slot"),
         FaultCode::Ahead => GatherError::Desync {
             source_rank: source,
             expected: fault.ours,

@@ -18,6 +18,11 @@ pub(crate) struct Expected {
 /// Begins the names of the entry points that perform a whole gather.
 const GATHERS: &str = "direct_dcp_gather_";
 
+/// Begins the names of those that store each row in its final place, and of those that convert
+/// elements on the way to twice as many bytes.
+const PLACES: &str = "direct_dcp_place_";
+const DEQUANTIZES: &str = "direct_dcp_dequantize_";
+
 /// Begins the names of those of the algorithm that this one replaces. They are here to be measured,
 /// and the order of their steps is not ours.
 const STAGED: &str = "direct_dcp_staged_";
@@ -28,20 +33,39 @@ const RELAXED: [(&str, &str); 1] = [(
     "atom.relaxed.gpu.global.add.u32",
 )];
 
-/// What the name of a gather says: `direct_dcp_gather_into_16` copies out, 16 bytes at a time.
+/// What a name says: `direct_dcp_gather_into_16` copies out, and stores 16 bytes at a time.
 #[derive(Clone, Copy)]
 struct Kernel {
     bytes: u32,
+    /// Bytes of each load that a store stems from.
+    reads: u32,
     copies_out: bool,
 }
 
 impl Kernel {
     fn of(name: &str) -> Option<Self> {
+        let zero_copy = |width: &str, widens: u32| {
+            let bytes = width.parse().ok()?;
+            Some(Kernel {
+                bytes,
+                reads: bytes / widens,
+                copies_out: false,
+            })
+        };
+        if let Some(width) = name.strip_prefix(PLACES) {
+            return zero_copy(width, 1);
+        }
+        if let Some(width) = name.strip_prefix(DEQUANTIZES) {
+            return zero_copy(width, 2);
+        }
         let rest = name.strip_prefix(GATHERS)?;
-        let width = rest.strip_prefix("into_");
-        Some(Kernel {
-            bytes: width.unwrap_or(rest).parse().ok()?,
-            copies_out: width.is_some(),
+        let Some(width) = rest.strip_prefix("into_") else {
+            return zero_copy(rest, 1);
+        };
+        let copies_out = true;
+        zero_copy(width, 1).map(|kernel| Kernel {
+            copies_out,
+            ..kernel
         })
     }
 }
@@ -188,7 +212,7 @@ impl<'a> Steps<'a> {
         };
         let memory = |s: &Statement| !s.is("ld", &["param"]) && !s.is("st", &["param"]);
         let plain = |name| flow.all(|s: &Statement| s.is(name, &[]) && memory(s) && !ordered(s));
-        let row = |at: &usize| bytes(&flow.statements[*at]) == kernel.bytes;
+        let of = |size: u32| move |at: &usize| bytes(&flow.statements[*at]) == size;
 
         let multicast_stores = is("multimem", &["st", "relaxed"]);
         let mut plain_stores = plain("st");
@@ -201,8 +225,16 @@ impl<'a> Steps<'a> {
         publishes.retain(|&publish| flow.reaches(&[publish], &waits));
         Steps {
             flow,
-            row_stores: plain_stores.iter().copied().filter(row).collect(),
-            row_loads: plain_loads.iter().copied().filter(row).collect(),
+            row_stores: plain_stores
+                .iter()
+                .copied()
+                .filter(of(kernel.bytes))
+                .collect(),
+            row_loads: plain_loads
+                .iter()
+                .copied()
+                .filter(of(kernel.reads))
+                .collect(),
             plain_stores,
             plain_loads,
             barriers: flow.all(is_barrier),

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use direct_dcp_kernels::device::{GATHER_ENTRIES, MULTICAST_PTX, STAGED_ENTRIES, UNICAST_PTX};
+use direct_dcp_kernels::device::{
+    GATHER_ENTRIES, MULTICAST_PTX, PLACE_ENTRIES, STAGED_ENTRIES, UNICAST_PTX,
+};
 
 use crate::context::Context;
 use crate::device::DeviceAttribute;
@@ -32,6 +34,8 @@ pub struct Kernel {
     pub(super) transport: Transport,
     module: Arc<Module>,
     functions: Vec<(u32, bool, Function)>,
+    /// Those that store each row in its final place: bytes of a store, whether they convert.
+    placers: Vec<(u32, bool, Function)>,
     /// The staged algorithm's launches: advance, publish, copy.
     staged: Option<[Function; 3]>,
     resident_blocks: u32,
@@ -49,11 +53,13 @@ impl Kernel {
             Transport::Multicast => (MULTICAST_PTX, 16..=16),
         };
         let module = Module::load_ptx(context, text)?;
-        let functions = GATHER_ENTRIES
-            .into_iter()
-            .filter(|(width, _, _)| widths.contains(width))
-            .map(|(width, copy_out, name)| Ok((width, copy_out, module.function(name)?)))
-            .collect::<Result<Vec<_>>>()?;
+        let load = |entries: &[(u32, bool, &str)]| {
+            let entries = entries.iter().filter(|entry| widths.contains(&entry.0));
+            let load = |&(width, kind, name): &_| Ok((width, kind, module.function(name)?));
+            entries.map(load).collect::<Result<Vec<_>>>()
+        };
+        let functions = load(&GATHER_ENTRIES)?;
+        let placers = load(&PLACE_ENTRIES)?;
         let staged = match transport {
             Transport::Unicast => {
                 let [advance, publish, copy] = STAGED_ENTRIES;
@@ -79,6 +85,7 @@ impl Kernel {
             transport,
             module,
             functions,
+            placers,
             staged,
             resident_blocks: each.saturating_mul(multiprocessors.unsigned_abs()).max(1),
         })
@@ -98,11 +105,12 @@ impl Kernel {
 
     /// The kernel for accesses of `width` bytes; of a width that the module does not have, none.
     pub(super) fn function(&self, width: u32, copy_out: bool) -> Option<&Function> {
-        let is_it = |entry: &&(u32, bool, Function)| (entry.0, entry.1) == (width, copy_out);
-        self.functions
-            .iter()
-            .find(is_it)
-            .map(|(_, _, function)| function)
+        find(&self.functions, width, copy_out)
+    }
+
+    /// The kernel that stores rows in their final places by stores of `width` bytes.
+    pub(super) fn placer(&self, width: u32, converts: bool) -> Option<&Function> {
+        find(&self.placers, width, converts)
     }
 
     /// The launches of the staged algorithm, each with its shape, for slices of `bytes` of
@@ -137,4 +145,9 @@ impl Kernel {
             .clamp(1, most.max(1));
         LaunchShape::linear(blocks, threads)
     }
+}
+
+fn find(entries: &[(u32, bool, Function)], width: u32, kind: bool) -> Option<&Function> {
+    let is_it = |entry: &&(u32, bool, Function)| (entry.0, entry.1) == (width, kind);
+    entries.iter().find(is_it).map(|(_, _, function)| function)
 }

@@ -63,6 +63,8 @@ pub enum LaunchError {
     },
     /// By this way the call cannot be captured into a graph: only the host knows its slot.
     Capturing,
+    /// This way does not place rows.
+    Placing,
     /// An earlier call failed; nothing was launched.
     Failed(Report),
     /// The driver refused.
@@ -78,7 +80,7 @@ impl From<CudaError> for LaunchError {
 /// One rank's end of one ubatch.
 pub struct Lane {
     options: LaneOptions,
-    kernel: Kernel,
+    pub(super) kernel: Kernel,
     own: Receiver,
     slot_bytes: u64,
     receivers: Box<[Receiver]>,
@@ -95,9 +97,9 @@ pub struct Lane {
 }
 
 /// What the host knows of the calls it has submitted.
-struct Book {
+pub(super) struct Book {
     /// Calls submitted, as far as the host knows.
-    issued: u64,
+    pub(super) issued: u64,
     /// Whether only the device knows how many calls there were: replays of captured ones advance
     /// the epoch behind the host's back. Who needs the number asks.
     asks: bool,
@@ -213,15 +215,7 @@ impl Lane {
         let mut book = self.turn()?;
         let bytes = self.check(&book, shape, local)?;
         let captured = self.submit(&mut book, stream, shape, local, None, timeout)?;
-        let epoch = book.issued;
-        let slot = epoch % u64::from(self.options.layout.slots);
-        lock(&self.holds).epochs.push(epoch);
-        Ok(Held {
-            lane: self.clone(),
-            epoch,
-            address: (!captured).then(|| self.own.rows + slot * self.slot_bytes),
-            bytes,
-        })
+        Ok(self.lend(&book, captured, bytes))
     }
 
     /// Whether no call was submitted yet.
@@ -278,7 +272,7 @@ impl Lane {
 
     /// The most blocks of a launch. All blocks of one that copies out wait, so all must be
     /// resident, beside those of the ranks that share the device.
-    fn most_blocks(&self) -> u32 {
+    pub(super) fn most_blocks(&self) -> u32 {
         if self.options.copy_engine {
             return 1;
         }
@@ -290,7 +284,7 @@ impl Lane {
             .max(1)
     }
 
-    fn turn(&self) -> Result<MutexGuard<'_, Book>, LaunchError> {
+    pub(super) fn turn(&self) -> Result<MutexGuard<'_, Book>, LaunchError> {
         match self.book.try_lock() {
             Ok(book) => Ok(book),
             Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
@@ -320,19 +314,26 @@ impl Lane {
         if local.bytes() as u64 != shape.bytes() {
             return Err(size("local bytes", shape.bytes(), local.bytes() as u64));
         }
+        self.check_slots(book)?;
+        Ok(shape.bytes() * u64::from(layout.world_size))
+    }
+
+    /// Whether there may be a next call now.
+    pub(super) fn check_slots(&self, book: &Book) -> Result<(), LaunchError> {
         if let Some(report) = self.report() {
             return Err(LaunchError::Failed(report));
         }
         // Slot rule: call n tells the peers that they may store into the slot of call
         // n - (S - 1), so its result, and any older one, must have been released.
-        let last_safe = book.issued + 1 - (u64::from(layout.slots) - 1).min(book.issued + 1);
+        let slots = u64::from(self.options.layout.slots);
+        let last_safe = book.issued + 1 - (slots - 1).min(book.issued + 1);
         match lock(&self.holds)
             .epochs
             .iter()
             .find(|&&epoch| epoch <= last_safe)
         {
             Some(&epoch) => Err(LaunchError::SlotInUse { epoch }),
-            None => Ok(shape.bytes() * u64::from(layout.world_size)),
+            None => Ok(()),
         }
     }
 
@@ -354,39 +355,16 @@ impl Lane {
         }
         let width = Self::width(shape, local, out);
         if !capturing {
-            self.follow_up(book, stream)?;
-            // Replays move the epoch behind the host's back, now or at any later time, so only the
-            // device knows it; to ask is to wait for all that the stream has to do. The kernels
-            // count for themselves. The host needs the count where it names the slot: to lend it,
-            // to copy into it, or to see whether this call would have a held one overwritten.
-            // Results are lent only by calls that have the book, as we do: if none is held now,
-            // none will be before this call is submitted.
-            let names_slots = out.is_none() || copies || !lock(&self.holds).epochs.is_empty();
-            if book.asks && names_slots {
-                book.issued = self.epoch(stream)?;
-                self.check(book, shape, local)?;
-            }
+            self.follow_up(book, stream, out.is_none() || copies)?;
         }
         let slot = (book.issued + 1) % u64::from(self.options.layout.slots);
         let arguments = Arguments {
             local: local.address(),
             out: out.filter(|_| !copies).map_or(0, DeviceRowsMut::address),
-            near_rows: Receiver::near_rows(&self.receivers),
-            receivers: self.table.address(),
-            own: self.own,
-            state: self.state.address(),
-            status: self.words.status(),
-            interrupts: self.words.interrupts(),
             shape: shape.in_form(out.is_some()),
-            slot_bytes: self.slot_bytes,
-            timeout: u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX),
-            epoch: self.state.address() + offset_of!(State, epoch) as u64,
-            world_size: self.options.layout.world_size,
-            rank: self.options.rank,
-            slots: self.options.layout.slots,
-            receiver_count: self.receivers.len() as u32,
             pull: self.options.pull.into(),
             stored: copies.into(),
+            ..self.arguments(timeout)
         };
         let launches = self.launches(shape, width, out.is_some())?;
         if copies {
@@ -398,12 +376,7 @@ impl Lane {
             // `DeviceRows` and `DeviceRowsMut` cover the caller's. `most_blocks` keeps a waiting
             // grid resident.
             let launched = unsafe { function.launch(launch, stream, &[Param::new(&arguments)]) };
-            if launched.is_err() && !capturing {
-                // It may be under way all the same, and then it counts: only the device knows.
-                let _ = stream.synchronize();
-                book.asks = true;
-            }
-            launched?;
+            self.launched(book, stream, capturing, launched)?;
         }
         book.issued += 1;
         if let Some(out) = out.filter(|_| copies) {
@@ -412,16 +385,84 @@ impl Lane {
             // output is the caller's promise.
             unsafe { stream.copy_on_device(out.address(), from, out.bytes()) }?;
         }
+        self.submitted(book, stream, capturing)?;
+        Ok(capturing)
+    }
+
+    /// The arguments of a call that moves nothing yet.
+    pub(super) fn arguments(&self, timeout: Duration) -> Arguments {
+        Arguments {
+            local: 0,
+            out: 0,
+            near_rows: Receiver::near_rows(&self.receivers),
+            receivers: self.table.address(),
+            own: self.own,
+            state: self.state.address(),
+            status: self.words.status(),
+            interrupts: self.words.interrupts(),
+            shape: Shape {
+                rows: 0,
+                row_bytes: self.options.layout.row_bytes,
+                digest: 0,
+            },
+            slot_bytes: self.slot_bytes,
+            timeout: u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX),
+            epoch: self.state.address() + offset_of!(State, epoch) as u64,
+            world_size: self.options.layout.world_size,
+            rank: self.options.rank,
+            slots: self.options.layout.slots,
+            receiver_count: self.receivers.len() as u32,
+            pull: 0,
+            stored: 0,
+        }
+    }
+
+    /// Passes on how a launch went.
+    pub(super) fn launched(
+        &self,
+        book: &mut Book,
+        stream: &Stream,
+        capturing: bool,
+        launched: Result<(), CudaError>,
+    ) -> Result<(), LaunchError> {
+        if launched.is_err() && !capturing {
+            // It may be under way all the same, and then it counts: only the device knows.
+            let _ = stream.synchronize();
+            book.asks = true;
+        }
+        Ok(launched?)
+    }
+
+    /// Notes that a call has been submitted, and counted.
+    pub(super) fn submitted(
+        &self,
+        book: &mut Book,
+        stream: &Stream,
+        capturing: bool,
+    ) -> Result<(), LaunchError> {
         if capturing {
             book.asks = true;
-        } else {
-            if book.last.record(stream).is_err() {
-                // The call is under way, and nobody could wait for it later.
-                stream.synchronize()?;
-            }
-            book.last_stream = Some(stream.as_raw());
+            return Ok(());
         }
-        Ok(capturing)
+        if book.last.record(stream).is_err() {
+            // The call is under way, and nobody could wait for it later.
+            stream.synchronize()?;
+        }
+        book.last_stream = Some(stream.as_raw());
+        Ok(())
+    }
+
+    /// Lends the slot of the call that was submitted last.
+    pub(super) fn lend(self: &Arc<Self>, book: &Book, captured: bool, bytes: u64) -> Held {
+        let epoch = book.issued;
+        let slot = epoch % u64::from(self.options.layout.slots);
+        lock(&self.holds).epochs.push(epoch);
+        Held {
+            lane: self.clone(),
+            epoch,
+            address: (!captured).then(|| self.own.rows + slot * self.slot_bytes),
+            bytes,
+        }
     }
 
     /// The launches of one call.
@@ -455,12 +496,28 @@ impl Lane {
     }
 
     /// Orders a call after the ones before it, whatever streams they and their readers were on.
-    fn follow_up(&self, book: &mut Book, stream: &Stream) -> Result<(), LaunchError> {
+    /// `names_slot` says whether the host names the slot of this call: to lend it, or to copy into
+    /// it.
+    pub(super) fn follow_up(
+        &self,
+        book: &mut Book,
+        stream: &Stream,
+        names_slot: bool,
+    ) -> Result<(), LaunchError> {
         if book.last_stream.is_some_and(|last| last != stream.as_raw()) {
             stream.wait(&book.last)?;
         }
         for read in lock(&self.holds).reads.drain(..) {
             stream.wait(&read)?;
+        }
+        // Replays move the epoch behind the host's back, now or at any later time, so only the
+        // device knows it; to ask is to wait for all that the stream has to do. The kernels count
+        // for themselves. The host needs the count where it names the slot, or to see whether this
+        // call would have a held one overwritten. Results are lent only by calls that have the
+        // book, as we do: if none is held now, none will be before this call is submitted.
+        if book.asks && (names_slot || !lock(&self.holds).epochs.is_empty()) {
+            book.issued = self.epoch(stream)?;
+            self.check_slots(book)?;
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::fmt;
 use crate::convert::bf16_from_e4m3;
 
 /// The most planes of a result.
-pub const MAX_PLANES: usize = 4;
+pub const MAX_PLANES: usize = crate::device::PLANES;
 
 /// For each row of one rank its place in the result, and how the result's rows are split into
 /// planes. Checked once, and used for any number of calls.
@@ -50,8 +50,8 @@ impl Placement {
     /// same on all ranks of a call.
     ///
     /// # Errors
-    /// [`Misplaced`] where a row or a place is outside or is used twice, or where there are no
-    /// planes, more than [`MAX_PLANES`], or an empty one.
+    /// [`Misplaced`] where a row or a place is outside or is used twice, where there are no planes,
+    /// more than [`MAX_PLANES`], or an empty one, or for more rows than 31 bits count.
     pub fn new(
         runs: &[Run],
         local_rows: u32,
@@ -59,7 +59,8 @@ impl Placement {
         planes: &[u32],
         digest: u64,
     ) -> Result<Self, Misplaced> {
-        if planes.is_empty() || planes.len() > MAX_PLANES || planes.contains(&0) {
+        let planes_work = !planes.is_empty() && planes.len() <= MAX_PLANES && !planes.contains(&0);
+        if !planes_work || i32::try_from(total_rows).is_err() {
             return Err(Misplaced);
         }
         for (first, limit) in [
@@ -111,6 +112,23 @@ impl Placement {
     #[must_use]
     pub fn digest(&self) -> u64 {
         self.digest
+    }
+
+    /// For each local row its place in the result, or -1 for padding.
+    #[must_use]
+    pub fn places(&self) -> Vec<i32> {
+        let mut places = vec![-1; self.local_rows as usize];
+        for run in &self.runs {
+            let rows = places
+                .iter_mut()
+                .skip(run.src as usize)
+                .take(run.len as usize);
+            // All fit: a result has at most as many rows as 31 bits count.
+            for (place, dst) in rows.zip(run.dst.cast_signed()..) {
+                *place = dst;
+            }
+        }
+        places
     }
 
     pub(super) fn runs(&self) -> &[Run] {

@@ -89,6 +89,7 @@ macro_rules! store {
     };
 }
 
+load!(load_u32, u32, reg32, "ld.global.u32", "An ordinary load.");
 load!(load_u64, u64, reg64, "ld.global.u64", "An ordinary load.");
 load!(
     load_relaxed_sys_u32,
@@ -288,7 +289,12 @@ pub(super) trait Unit: Copy {
 
 /// Sixteen bytes.
 #[derive(Clone, Copy)]
-pub(super) struct Quad(u32, u32, u32, u32);
+pub(super) struct Quad(
+    pub(super) u32,
+    pub(super) u32,
+    pub(super) u32,
+    pub(super) u32,
+);
 
 impl From<Shape> for Quad {
     #[inline(always)]
@@ -368,12 +374,11 @@ impl Unit for Quad {
 }
 
 /// Defines a [`Unit`] that one register holds.
-#[cfg(not(feature = "multicast"))]
 macro_rules! unit {
     ($name:ident, $bytes:literal, $held:ty, $register:ident, $suffix:literal) => {
         #[doc = concat!("Bytes: ", $bytes, ".")]
         #[derive(Clone, Copy)]
-        pub(super) struct $name($held);
+        pub(super) struct $name(pub(super) $held);
 
         impl Unit for $name {
             const BYTES: u64 = $bytes;
@@ -407,7 +412,6 @@ macro_rules! unit {
     };
 }
 
-#[cfg(not(feature = "multicast"))]
 unit!(Double, 8, u64, reg64, "u64");
 #[cfg(not(feature = "multicast"))]
 unit!(Word, 4, u32, reg32, "u32");

@@ -7,16 +7,18 @@
 
 mod copy;
 mod instructions;
+mod place;
 #[cfg(not(feature = "multicast"))]
 mod staged;
 mod thread;
 
-use crate::device::Arguments;
+use crate::device::{Arguments, PlaceArguments};
 use crate::protocol;
-use instructions::Quad;
 #[cfg(not(feature = "multicast"))]
-use instructions::{Byte, Double, Half, Word};
-use thread::Thread;
+use instructions::{Byte, Half, Word};
+use instructions::{Double, Quad};
+use place::{Dequantize, Placed, Same};
+use thread::{Slice, Thread};
 
 /// Defines the kernel of one access and one kind of delivery.
 macro_rules! gather {
@@ -29,7 +31,7 @@ macro_rules! gather {
         /// multiples of the unit. If it copies out, all blocks of the grid are resident at once.
         #[unsafe(no_mangle)]
         pub(crate) unsafe extern "ptx-kernel" fn $name(arguments: Arguments) {
-            let thread = Thread::<$unit, $copy_out>::new(&arguments);
+            let thread = Thread::<$unit, $copy_out>::new(&arguments, Slice);
             if let Some(call) = thread.call() {
                 protocol::gather(&thread, &call);
             }
@@ -55,3 +57,35 @@ gather!(direct_dcp_gather_into_2, Half, true);
 gather!(direct_dcp_gather_1, Byte, false);
 #[cfg(not(feature = "multicast"))]
 gather!(direct_dcp_gather_into_1, Byte, true);
+
+/// Defines the kernel that stores rows in their final places, for one kind of unit on its way.
+macro_rules! place {
+    ($name:ident, $convert:ty, $unit:ty) => {
+        /// One gather. A grid of one dimension.
+        ///
+        /// # Safety
+        /// As for a gather kernel; the address of every unit that the arguments describe is a
+        /// multiple of it.
+        #[unsafe(no_mangle)]
+        pub(crate) unsafe extern "ptx-kernel" fn $name(arguments: PlaceArguments) {
+            let placed = Placed::<$convert>::new(&arguments);
+            let thread = Thread::<$unit, false, _>::new(&arguments.gather, placed);
+            if let Some(call) = thread.call() {
+                protocol::gather(&thread, &call);
+            }
+        }
+    };
+}
+
+place!(direct_dcp_place_16, Same<Quad>, Quad);
+place!(direct_dcp_dequantize_16, Dequantize<Double>, Quad);
+#[cfg(not(feature = "multicast"))]
+place!(direct_dcp_place_8, Same<Double>, Double);
+#[cfg(not(feature = "multicast"))]
+place!(direct_dcp_place_4, Same<Word>, Word);
+#[cfg(not(feature = "multicast"))]
+place!(direct_dcp_place_2, Same<Half>, Half);
+#[cfg(not(feature = "multicast"))]
+place!(direct_dcp_place_1, Same<Byte>, Byte);
+#[cfg(not(feature = "multicast"))]
+place!(direct_dcp_dequantize_2, Dequantize<Byte>, Half);

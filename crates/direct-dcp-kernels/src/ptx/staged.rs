@@ -8,7 +8,7 @@ use core::mem::offset_of;
 use core::num::NonZeroU32;
 
 use super::instructions::{self as gpu, Quad, Unit};
-use super::thread::Thread;
+use super::thread::{Slice, Thread};
 use crate::device::{Arguments, Receiver, State};
 use crate::machine::Machine;
 use crate::protocol::slot_of;
@@ -35,7 +35,7 @@ pub(crate) unsafe extern "ptx-kernel" fn direct_dcp_staged_advance(arguments: Ar
 /// As for a gather kernel.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "ptx-kernel" fn direct_dcp_staged_publish(arguments: Arguments) {
-    let thread = Thread::<Quad, false>::new(&arguments);
+    let thread = Thread::<Quad, false>::new(&arguments, Slice);
     let Some(slots) = NonZeroU32::new(arguments.slots) else {
         return;
     };
@@ -81,7 +81,7 @@ pub(crate) unsafe extern "ptx-kernel" fn direct_dcp_staged_publish(arguments: Ar
 /// As for a gather kernel.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "ptx-kernel" fn direct_dcp_staged_copy(arguments: Arguments) {
-    let thread = Thread::<Quad, false>::new(&arguments);
+    let thread = Thread::<Quad, false>::new(&arguments, Slice);
     let Some(slots) = NonZeroU32::new(arguments.slots) else {
         return;
     };

@@ -16,18 +16,35 @@ use crate::rotation::rotated;
 const BUSY_POLLS: u32 = 1 << 14;
 const SLEEP_NS: u32 = 200;
 
+/// How a launch's rows get from where the caller has them into a slot.
+pub(super) trait Rows<T>: Copy {
+    /// Whether rows can turn out to have no place.
+    const CHECKED: bool;
+    /// See [`Machine::store`].
+    fn store<const COPY_OUT: bool>(
+        &self,
+        thread: &Thread<'_, T, COPY_OUT, Self>,
+        slot: impl FnOnce() -> Option<u32>,
+    ) -> Option<u32>;
+}
+
+/// A slice that goes to its rank's place as it is.
+#[derive(Clone, Copy)]
+pub(super) struct Slice;
+
 /// A thread whose accesses are of one unit, of a launch that copies out or does not.
-pub(super) struct Thread<'a, T, const COPY_OUT: bool> {
-    arguments: &'a Arguments,
+pub(super) struct Thread<'a, T, const COPY_OUT: bool, R = Slice> {
+    pub(super) arguments: &'a Arguments,
+    rows: R,
     /// The first words of the state, as the launch found them.
     epoch: u64,
     poisoned: bool,
     unit: PhantomData<T>,
 }
 
-impl<'a, T: Unit, const COPY_OUT: bool> Thread<'a, T, COPY_OUT> {
+impl<'a, T: Unit, const COPY_OUT: bool, R: Rows<T>> Thread<'a, T, COPY_OUT, R> {
     #[inline(always)]
-    pub(super) fn new(arguments: &'a Arguments) -> Self {
+    pub(super) fn new(arguments: &'a Arguments, rows: R) -> Self {
         let (epoch, flags) = if arguments.epoch == arguments.state {
             // SAFETY: the first 16 bytes of this rank's state.
             unsafe { gpu::load_u64_pair(arguments.state) }
@@ -39,6 +56,7 @@ impl<'a, T: Unit, const COPY_OUT: bool> Thread<'a, T, COPY_OUT> {
         };
         Thread {
             arguments,
+            rows,
             epoch,
             // The low half is `poisoned`.
             poisoned: flags as u32 != 0,
@@ -60,7 +78,7 @@ impl<'a, T: Unit, const COPY_OUT: bool> Thread<'a, T, COPY_OUT> {
     }
 
     /// Whether one store reaches all ranks.
-    const EVERYWHERE: bool = cfg!(feature = "multicast");
+    pub(super) const EVERYWHERE: bool = cfg!(feature = "multicast");
 
     #[inline(always)]
     fn index(&self, slot: u32, source: u32) -> u64 {
@@ -91,7 +109,7 @@ impl<'a, T: Unit, const COPY_OUT: bool> Thread<'a, T, COPY_OUT> {
 
     /// Where the slots of receiver `receiver` begin.
     #[inline(always)]
-    fn rows_of(&self, receiver: u32) -> u64 {
+    pub(super) fn rows_of(&self, receiver: u32) -> u64 {
         if receiver >= NEAR as u32 {
             return self.receiver(receiver, offset_of!(Receiver, rows));
         }
@@ -103,6 +121,15 @@ impl<'a, T: Unit, const COPY_OUT: bool> Thread<'a, T, COPY_OUT> {
             pick(2, pick(1, a, b), pick(1, c, d)),
             pick(2, pick(1, e, f), pick(1, g, h)),
         )
+    }
+
+    /// Brings close what the last block needs to publish.
+    #[inline(always)]
+    pub(super) fn prefetch(&self) {
+        if self.thread() == 0 {
+            gpu::prefetch(self.entry(0, offset_of!(Receiver, signals)));
+            gpu::prefetch(self.entry(0, offset_of!(Receiver, shapes)));
+        }
     }
 
     /// Where this rank's own rows go in the output, if there is one.
@@ -139,7 +166,55 @@ impl<'a, T: Unit, const COPY_OUT: bool> Thread<'a, T, COPY_OUT> {
     }
 }
 
-impl<T: Unit, const COPY_OUT: bool> Machine for Thread<'_, T, COPY_OUT> {
+impl<T: Unit> Rows<T> for Slice {
+    const CHECKED: bool = false;
+
+    #[inline(always)]
+    fn store<const COPY_OUT: bool>(
+        &self,
+        thread: &Thread<'_, T, COPY_OUT>,
+        slot: impl FnOnce() -> Option<u32>,
+    ) -> Option<u32> {
+        let arguments = thread.arguments;
+        let everywhere = Thread::<T, COPY_OUT>::EVERYWHERE;
+        if arguments.stored != 0 {
+            return slot();
+        }
+        let count = thread.receivers();
+        let pull = arguments.pull != 0;
+        thread.prefetch();
+        let stores = if pull { 1 } else { count.get() };
+        // What is copied out goes to the output in the same pass, and then, where every rank has
+        // memory of its own, not to our own slot, which nobody would read. That is the last step.
+        let out = thread.own_out();
+        let extra = pull || everywhere;
+        let job = Job {
+            from: arguments.local,
+            len: arguments.shape.bytes(),
+            count: stores + u32::from(out.is_some() && extra),
+            everywhere: if everywhere && !pull { stores } else { 0 },
+            ..thread.job()
+        };
+        let target = || {
+            let slot = slot()?;
+            Some((slot, thread.place(slot, arguments.rank)))
+        };
+        let to = |&(_, place): &(u32, u64), step| match out {
+            Some(out) if step + 1 == job.count => out,
+            _ if pull => arguments.own.rows + place,
+            _ => {
+                let receiver = rotated(arguments.rank, step, count);
+                thread.rows_of(receiver) + place
+            }
+        };
+        // SAFETY: the host made sure that the slices of all ranks fit a slot and the output, and
+        // are of the unit. The slot rule (docs/protocol.md) keeps every reader out of these bytes
+        // until we publish; nobody else writes this rank's part.
+        unsafe { copy::<T, _>(job, target, to) }.map(|(slot, _)| slot)
+    }
+}
+
+impl<T: Unit, const COPY_OUT: bool, R: Rows<T>> Machine for Thread<'_, T, COPY_OUT, R> {
     // A look reads host memory, which takes some microseconds: about one a millisecond.
     const POLLS_PER_LOOK: u32 = 1024;
 
@@ -251,45 +326,13 @@ impl<T: Unit, const COPY_OUT: bool> Machine for Thread<'_, T, COPY_OUT> {
 
     #[inline(always)]
     fn store(&self, slot: impl FnOnce() -> Option<u32>) -> Option<u32> {
-        let arguments = self.arguments;
-        if arguments.stored != 0 {
-            return slot();
-        }
-        let count = self.receivers();
-        let pull = arguments.pull != 0;
-        if self.thread() == 0 {
-            // What the last block needs to publish.
-            gpu::prefetch(self.entry(0, offset_of!(Receiver, signals)));
-            gpu::prefetch(self.entry(0, offset_of!(Receiver, shapes)));
-        }
-        let stores = if pull { 1 } else { count.get() };
-        // What is copied out goes to the output in the same pass, and then, where every rank has
-        // memory of its own, not to our own slot, which nobody would read. That is the last step.
-        let out = self.own_out();
-        let extra = pull || Self::EVERYWHERE;
-        let job = Job {
-            from: arguments.local,
-            len: arguments.shape.bytes(),
-            count: stores + u32::from(out.is_some() && extra),
-            everywhere: if Self::EVERYWHERE && !pull { stores } else { 0 },
-            ..self.job()
-        };
-        let target = || {
-            let slot = slot()?;
-            Some((slot, self.place(slot, arguments.rank)))
-        };
-        let to = |&(_, place): &(u32, u64), step| match out {
-            Some(out) if step + 1 == job.count => out,
-            _ if pull => arguments.own.rows + place,
-            _ => {
-                let receiver = rotated(arguments.rank, step, count);
-                self.rows_of(receiver) + place
-            }
-        };
-        // SAFETY: the host made sure that the slices of all ranks fit a slot and the output, and
-        // are of the unit. The slot rule (docs/protocol.md) keeps every reader out of these bytes
-        // until we publish; nobody else writes this rank's part.
-        unsafe { copy::<T, _>(job, target, to) }.map(|(slot, _)| slot)
+        self.rows.store(self, slot)
+    }
+
+    #[inline(always)]
+    fn refused(&self) -> bool {
+        // SAFETY: a word of this rank's state. Blocks that set it have arrived since.
+        R::CHECKED && unsafe { gpu::load_u32(self.state(offset_of!(State, reported))) != 0 }
     }
 
     #[inline(always)]

@@ -4,11 +4,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use direct_dcp_cuda::Stream;
-use direct_dcp_cuda::gather::{DeviceRows, DeviceRowsMut, Held, Lane, LaunchError, Report};
+use direct_dcp_cuda::gather::{
+    DeviceRows, DeviceRowsMut, Held, Lane, LaunchError, PlacedRows, Report,
+};
 use direct_dcp_kernels::Shape;
 
+use super::layout::{FinalLayout, Planes};
 use super::workspace::Workspace;
 use crate::error::{GatherError, failure, from_cuda, from_fault, invalid, shape};
+use crate::format::{DType, RowFormat};
 use crate::gather::{FIRST_TIMEOUT, Status, TIMEOUT};
 
 /// Gathers KV rows over the ranks of a GPU workspace.
@@ -100,6 +104,46 @@ impl KvGather {
             .map_err(|error| self.explain(error, ubatch))
     }
 
+    /// Submits a gather that stores each row of all ranks in its final place: the guard lends the
+    /// planes of `layout`, for work that comes later on the same stream.
+    ///
+    /// The ranks' layouts come from one plan, or the call fails; a rank may have no rows. Bytes
+    /// outside of the result stay as they were.
+    ///
+    /// # Errors
+    /// As [`gather_into`](KvGather::gather_into). [`GatherError::Unsupported`] by ways other than
+    /// push and multicast. A row or a slot out of range, which only the device can see, fails the
+    /// call there: [`GatherError::OutOfRange`].
+    pub fn gather_final(
+        &self,
+        ubatch: usize,
+        stream: &Stream,
+        rows: &PlacedRows,
+        layout: &FinalLayout,
+    ) -> Result<Planes, GatherError> {
+        let lane = self.ready(ubatch)?;
+        let (format, ours) = (layout.format(), self.workspace.format());
+        let becomes = rows
+            .scale()
+            .map(|_| RowFormat::new(DType::BF16, format.dim()));
+        if format != ours || becomes.is_some_and(|becomes| becomes != ours) {
+            let got = becomes.filter(|_| format == ours).unwrap_or(format);
+            return Err(invalid(
+                "row format",
+                format!("{ours}, the workspace's"),
+                got,
+            ));
+        }
+        if let Some(scale) = rows.scale().filter(|scale| !scale.is_finite()) {
+            return Err(invalid("scale", "a finite number".into(), scale));
+        }
+        let held = lane
+            .place(stream, layout.placement(), rows, self.patience(lane))
+            .map_err(|error| self.explain(error, ubatch))?;
+        let spans = layout.spans(self.workspace.capacity_rows());
+        Ok(Planes { held, spans })
+    }
+
     /// Whether all calls that have run so far delivered.
     ///
     /// # Errors
@@ -166,6 +210,13 @@ impl KvGather {
         ubatch: usize,
         bytes: usize,
     ) -> Result<(&Arc<Lane>, Shape), GatherError> {
+        let lane = self.ready(ubatch)?;
+        let most = self.workspace.capacity_rows() / self.workspace.group().world_size();
+        Ok((lane, shape(self.workspace.format(), bytes, most)?))
+    }
+
+    /// The lane of a ubatch, unless this generation is over.
+    fn ready(&self, ubatch: usize) -> Result<&Arc<Lane>, GatherError> {
         let lane = self.workspace.lane(ubatch).ok_or_else(|| {
             invalid(
                 "ubatch",
@@ -181,8 +232,7 @@ impl KvGather {
             control.mark_failed(failure(&error, ubatch as u32, 0));
             return Err(self.failure().get_or_insert(error).clone());
         }
-        let most = self.workspace.capacity_rows() / self.workspace.group().world_size();
-        Ok((lane, shape(self.workspace.format(), bytes, most)?))
+        Ok(lane)
     }
 
     pub(super) fn explain(&self, error: LaunchError, ubatch: usize) -> GatherError {
@@ -198,6 +248,11 @@ impl KvGather {
                 capability: "capture of this call into a graph",
                 reason: "by the way that the group has taken, only the host knows a call's slot",
                 instead: "push or pull",
+            },
+            LaunchError::Placing => GatherError::Unsupported {
+                capability: "a final layout",
+                reason: "by the way that the group has taken, rows travel in one piece",
+                instead: "push or multicast",
             },
             LaunchError::Failed(report) => self.fail(&report, ubatch),
             LaunchError::Cuda(error) => from_cuda(&error),

@@ -28,6 +28,7 @@
 //! ```
 
 mod gather;
+mod layout;
 mod memory;
 mod multicast;
 mod outlook;
@@ -35,12 +36,13 @@ mod rehearsal;
 mod watcher;
 mod workspace;
 
-pub use direct_dcp_cuda::gather::{Delivery, DeviceRows, DeviceRowsMut};
+pub use direct_dcp_cuda::gather::{Delivery, DeviceRows, DeviceRowsMut, PlacedRows};
 pub use direct_dcp_cuda::{
     Capture, CaptureMode, Context, CudaError, Device, DeviceBuffer, Driver, Event, ExecutableGraph,
     Graph, Stream,
 };
 pub use gather::{Gathered, KvGather};
+pub use layout::{FinalLayout, Planes};
 pub use outlook::{Outlook, multicast_forbidden_by};
 pub use rehearsal::Rehearsal;
 pub use workspace::Workspace;

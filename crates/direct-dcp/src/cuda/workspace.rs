@@ -378,9 +378,10 @@ impl Builder<'_> {
                 expected,
                 got,
             } => format!("{what}: expected {expected}, got {got}"),
-            LaunchError::Busy | LaunchError::SlotInUse { .. } | LaunchError::Capturing => {
-                "the group's memory is in use".into()
-            }
+            LaunchError::Busy
+            | LaunchError::SlotInUse { .. }
+            | LaunchError::Capturing
+            | LaunchError::Placing => "the group's memory is in use".into(),
         }
     }
 }

@@ -1,0 +1,422 @@
+//! Rows in their final layout, between GPUs that are made up.
+
+#![allow(unsafe_code)] // promises about rows that live here
+
+mod cuda_common;
+
+use cuda_common::{Machine, Rank, read, threads};
+use direct_dcp::cuda::{CaptureMode, DeviceBuffer, DeviceRows, FinalLayout, PlacedRows, Planes};
+use direct_dcp::plan::{ChunkPlanner, RowMap, Sharding};
+use direct_dcp::{DType, GatherError, RowFormat, Way, WorkspaceOptions};
+use rand::rngs::StdRng;
+use rand::{Rng, RngExt, SeedableRng};
+
+/// Bytes in the memory of a rank's device.
+fn upload(rank: &Rank, bytes: &[u8]) -> DeviceBuffer {
+    let context = rank.gather.workspace().context();
+    let buffer = DeviceBuffer::new(context, bytes.len().max(16)).unwrap();
+    buffer.upload(&rank.stream, 0, bytes).unwrap();
+    buffer
+}
+
+fn words(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+}
+
+/// `bytes` bytes of a buffer, as rows.
+fn rows(buffer: &DeviceBuffer, bytes: usize) -> DeviceRows {
+    // SAFETY: the tests wait for their calls before they drop buffers.
+    unsafe { DeviceRows::new(buffer.address(), bytes) }
+}
+
+fn plane(rank: &Rank, planes: &Planes, index: usize) -> Vec<u8> {
+    rank.gather.wait(&rank.stream).unwrap();
+    let span = planes.span(index).unwrap();
+    read(&rank.stream, planes.address(index).unwrap(), span.len())
+}
+
+fn columns(rows: &[u8], row_bytes: usize, from: usize, to: usize) -> Vec<u8> {
+    rows.chunks_exact(row_bytes)
+        .flat_map(|row| row[from..to].to_vec())
+        .collect()
+}
+
+/// An e4m3 element times a power of two and three, as bf16 bytes: all such products are exact.
+fn dequantize(element: u8, scale: f32) -> [u8; 2] {
+    let (exponent, mantissa) = (i32::from(element >> 3 & 15), f32::from(element & 7));
+    let value = match (exponent, element & 7) {
+        (15, 7) => f32::NAN,
+        (0, _) => mantissa / 8.0 * 2_f32.powi(-6),
+        _ => (1.0 + mantissa / 8.0) * 2_f32.powi(exponent - 7),
+    };
+    let bits = if value.is_nan() {
+        0x7fc0
+    } else {
+        ((value * scale).to_bits() >> 16) as u16
+    };
+    (bits | u16::from(element & 0x80) << 8).to_ne_bytes()
+}
+
+/// Contexts of random length in paged caches, chunk by chunk, against the contexts themselves.
+#[test]
+fn random_plans_from_paged_caches() {
+    Machine::new(8).run("random_plans_from_paged_caches", |_| {
+        let plans: u64 = std::env::var("DIRECT_DCP_LAYOUTS").map_or(12, |n| n.parse().unwrap());
+        for way in [Way::Push, Way::Multicast] {
+            for seed in 0..plans {
+                end_to_end(seed, way);
+            }
+        }
+    });
+}
+
+fn end_to_end(seed: u64, way: Way) {
+    let mut dice = StdRng::seed_from_u64(seed);
+    let world = dice.random_range(2..=8);
+    let interleave = dice.random_range(1..=16);
+    let block = [1, 4, 16][dice.random_range(0..3)];
+    // The multicast kernels move 16 bytes at a time.
+    let kinds = if way == Way::Multicast { 3 } else { 5 };
+    let (kind, scale) = (seed % kinds, 0.375_f32);
+    let (format, source_bytes, planes): (_, usize, &[usize]) = match kind {
+        0 => (RowFormat::new(DType::BF16, 576), 1152, &[512, 64]),
+        1 => (RowFormat::new(DType::BF16, 96), 96, &[64, 32]),
+        2 => (RowFormat::new(DType::Bytes, 656), 656, &[512, 16, 128]),
+        3 => (RowFormat::new(DType::BF16, 7), 7, &[2, 4, 1]),
+        _ => (RowFormat::new(DType::Bytes, 13), 13, &[13]),
+    };
+    let converts = matches!(kind, 1 | 3);
+    let contexts: Vec<usize> = (0..dice.random_range(1..=4))
+        .map(|_| dice.random_range(0..90))
+        .collect();
+    let sharding = Sharding::new(world, interleave).unwrap();
+    let planner = ChunkPlanner::new(sharding, block, dice.random_range(1..300)).unwrap();
+    let plan = planner.plan(&contexts).unwrap();
+    let tokens: Vec<Vec<u8>> = contexts
+        .iter()
+        .map(|&len| {
+            let mut rows = vec![0; len * source_bytes];
+            dice.fill_bytes(&mut rows);
+            rows
+        })
+        .collect();
+    let (row_stride, page_stride) = (source_bytes + 16, block * (source_bytes + 16) + 32);
+    let options = WorkspaceOptions::new(planner.budget_rows(), format).way(way);
+
+    threads(world, |group| {
+        let device = group.rank() as u32;
+        let rank = Rank::new(group, device, options.clone()).unwrap();
+        let me = rank.group.rank();
+        let mut dice = StdRng::seed_from_u64(seed ^ me as u64);
+        let owned = |request: usize| {
+            let rows = tokens[request].chunks_exact(source_bytes).enumerate();
+            let mine = rows.filter(|(token, _)| token / interleave % world == me);
+            mine.map(|(_, row)| row).collect::<Vec<_>>()
+        };
+        // Every row in a slot of its own, in no order.
+        let local: Vec<_> = (0..contexts.len()).map(owned).collect();
+        let count = local.iter().map(Vec::len).sum::<usize>() + 3;
+        let pages = count.div_ceil(block);
+        let mut free: Vec<u32> = (0..(pages * block) as u32).collect();
+        let mut cache = vec![0; pages * page_stride];
+        dice.fill_bytes(&mut cache);
+        let slots: Vec<Vec<u32>> = local
+            .iter()
+            .map(|rows| {
+                let mut store = |row: &[u8]| {
+                    let slot = free.swap_remove(dice.random_range(0..free.len()));
+                    let (page, place) = (slot as usize / block, slot as usize % block);
+                    let at = page * page_stride + place * row_stride;
+                    cache[at..at + source_bytes].copy_from_slice(row);
+                    slot
+                };
+                rows.iter().map(|row| store(row)).collect()
+            })
+            .collect();
+        let device_cache = upload(&rank, &cache);
+
+        for chunk in plan.chunks() {
+            let layout =
+                direct_dcp::FinalLayout::new(&chunk.row_map(me).unwrap(), format, planes).unwrap();
+            let context = rank.gather.workspace().context();
+            let layout = FinalLayout::new(context, &layout).unwrap();
+            let mut local_slots = Vec::new();
+            for part in chunk.parts() {
+                let valid = part.local_start..part.local_start + part.valid_rows(me);
+                local_slots.extend_from_slice(&slots[part.request][valid.clone()]);
+                local_slots.extend(std::iter::repeat_n(u32::MAX, part.padded_len - valid.len()));
+            }
+            let table = upload(&rank, &words(&local_slots));
+            // SAFETY: as in `rows`.
+            let from = unsafe {
+                PlacedRows::paged(
+                    rows(&device_cache, cache.len()),
+                    block as u32,
+                    page_stride as u64,
+                    row_stride as u64,
+                    table.address(),
+                )
+            };
+            let from = if converts {
+                from.dequantized(scale)
+            } else {
+                from
+            };
+            rank.meet();
+            let got = rank
+                .gather
+                .gather_final(0, &rank.stream, &from, &layout)
+                .unwrap();
+
+            let mut expected = Vec::new();
+            for part in chunk.parts() {
+                for source in 0..world {
+                    for token in part.start..part.start + part.len {
+                        if token / interleave % world != source {
+                            continue;
+                        }
+                        let row = &tokens[part.request][token * source_bytes..][..source_bytes];
+                        if converts {
+                            expected.extend(row.iter().flat_map(|&e| dequantize(e, scale)));
+                        } else {
+                            expected.extend_from_slice(row);
+                        }
+                    }
+                }
+            }
+            let mut start = 0;
+            for (index, width) in planes.iter().enumerate() {
+                let end = start + width * format.dtype().size();
+                let wanted = columns(&expected, format.row_bytes(), start, end);
+                assert!(
+                    plane(&rank, &got, index) == wanted,
+                    "seed {seed} by {way}, plane {index}"
+                );
+                start = end;
+            }
+            drop(got);
+            rank.meet();
+        }
+    });
+}
+
+/// Two ranks of an uneven layout, as often as is asked for.
+fn uneven(rank: &Rank, counts: [usize; 2], format: RowFormat) -> FinalLayout {
+    let map = RowMap::uneven(&counts, rank.group.rank()).unwrap();
+    let layout = direct_dcp::FinalLayout::new(&map, format, &[format.dim()]).unwrap();
+    FinalLayout::new(rank.gather.workspace().context(), &layout).unwrap()
+}
+
+const FORMAT: RowFormat = RowFormat::new(DType::Bytes, 32);
+
+fn bytes(seed: u64, rows: usize) -> Vec<u8> {
+    let mut bytes = vec![0; rows * 32];
+    StdRng::seed_from_u64(seed).fill_bytes(&mut bytes);
+    bytes
+}
+
+/// A rank without rows takes part, as do ranks that all have none; and a layout is captured, its
+/// places and rows written anew, and replayed between eager calls.
+#[test]
+fn uneven_ranks_and_replays() {
+    Machine::new(2).run("uneven_ranks_and_replays", |_| {
+        for way in [Way::Push, Way::Multicast] {
+            threads(2, |group| {
+                let device = group.rank() as u32;
+                let rank =
+                    Rank::new(group, device, WorkspaceOptions::new(8, FORMAT).way(way)).unwrap();
+                let me = rank.group.rank();
+                for counts in [[3, 0], [0, 0], [0, 5], [4, 4]] {
+                    let layout = uneven(&rank, counts, FORMAT);
+                    let local = upload(&rank, &bytes(me as u64, counts[me]));
+                    let from = PlacedRows::dense(rows(&local, counts[me] * 32));
+                    rank.meet();
+                    let got = rank
+                        .gather
+                        .gather_final(0, &rank.stream, &from, &layout)
+                        .unwrap();
+                    let expected = [bytes(0, counts[0]), bytes(1, counts[1])].concat();
+                    assert_eq!(plane(&rank, &got, 0), expected);
+                    drop(got);
+                    rank.meet();
+                }
+                assert_eq!(rank.epochs(), [4]);
+
+                let layout = uneven(&rank, [2, 2], FORMAT);
+                let local = upload(&rank, &bytes(10 + me as u64, 2));
+                let from = PlacedRows::dense(rows(&local, 64));
+                let capture = rank.stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
+                let got = rank
+                    .gather
+                    .gather_final(0, &rank.stream, &from, &layout)
+                    .unwrap();
+                assert_eq!(got.address(0), None);
+                let word = got.address_word();
+                drop(got);
+                let graph = capture.end().unwrap().instantiate().unwrap();
+                for replay in 0..3 {
+                    // The rows of both ranks take turns, in another order each time.
+                    let places = [[0, 2], [3, 1], [2, 0]][replay];
+                    let places = places.map(|place: u32| place ^ me as u32);
+                    rank.stream.synchronize().unwrap();
+                    // SAFETY: the words of the layout, which no launch is using.
+                    unsafe {
+                        let table = words(&places);
+                        direct_upload(&rank, layout.places(), &table);
+                    }
+                    rank.meet();
+                    // SAFETY: what was captured lives until the stream has come here.
+                    unsafe { graph.launch(&rank.stream) }.unwrap();
+                    rank.gather.wait(&rank.stream).unwrap();
+                    let address = read(&rank.stream, word, 8).try_into().unwrap();
+                    let got = read(&rank.stream, u64::from_ne_bytes(address), 4 * 32);
+                    let mut expected = vec![0; 4 * 32];
+                    for source in 0..2 {
+                        let places = [[0, 2], [3, 1], [2, 0]][replay];
+                        for (row, place) in bytes(10 + source, 2).chunks(32).zip(places) {
+                            let at = (place ^ source as usize) * 32;
+                            expected[at..at + 32].copy_from_slice(row);
+                        }
+                    }
+                    assert_eq!(got, expected, "replay {replay}");
+                    rank.meet();
+                }
+                assert_eq!(rank.epochs(), [7]);
+                rank.meet();
+            });
+        }
+    });
+}
+
+/// Writes words of device memory through a buffer of ours.
+///
+/// # Safety
+/// They are there, and no launch is using them.
+unsafe fn direct_upload(rank: &Rank, to: u64, bytes: &[u8]) {
+    let from = upload(rank, bytes);
+    // SAFETY: the caller's, and a buffer that lives until the stream has come here.
+    unsafe { rank.stream.copy_on_device(to, from.address(), bytes.len()) }.unwrap();
+    rank.stream.synchronize().unwrap();
+}
+
+/// A place or a slot out of range, which only the device sees, is an error of the rank that has it;
+/// the others learn that it failed. Nothing is stored where it should not, and the devices go on.
+#[test]
+fn what_is_out_of_range_is_an_error() {
+    Machine::new(2).run("what_is_out_of_range_is_an_error", |_| {
+        for fault in ["place", "slot"] {
+            threads(2, |group| {
+                let device = group.rank() as u32;
+                let options = WorkspaceOptions::new(8, FORMAT).way(Way::Push);
+                let rank = Rank::new(group, device, options.clone()).unwrap();
+                let me = rank.group.rank();
+                let layout = uneven(&rank, [2, 2], FORMAT);
+                let local = upload(&rank, &bytes(me as u64, 4));
+                let bad = if me == 1 { 4 } else { 3 };
+                let slots = upload(&rank, &words(&[0, if fault == "slot" { bad } else { 3 }]));
+                if fault == "place" && me == 1 {
+                    // SAFETY: the words of the layout, which no launch is using.
+                    unsafe { direct_upload(&rank, layout.places(), &words(&[2, 4])) };
+                }
+                // SAFETY: as in `rows`.
+                let from =
+                    unsafe { PlacedRows::paged(rows(&local, 4 * 32), 2, 64, 32, slots.address()) };
+                rank.meet();
+                drop(
+                    rank.gather
+                        .gather_final(0, &rank.stream, &from, &layout)
+                        .unwrap(),
+                );
+                let error = rank.gather.wait(&rank.stream).unwrap_err();
+                match (me, &error) {
+                    (
+                        1,
+                        GatherError::OutOfRange {
+                            epoch: 1,
+                            what,
+                            got: 4,
+                            count: 4,
+                        },
+                    ) => {
+                        assert!(what.contains(fault), "{error}");
+                    }
+                    (0, GatherError::PeerLost { rank: 1 }) => {}
+                    _ => panic!("rank {me}: {error:?}"),
+                }
+                // The context is alive, and a rebuilt group gathers.
+                let group = rank
+                    .group
+                    .rebuild(std::time::Duration::from_secs(20))
+                    .unwrap();
+                drop(rank);
+                let rank = Rank::new(group, device, options.clone()).unwrap();
+                rank.gather_into(0, 2, 77);
+                rank.meet();
+            });
+        }
+    });
+}
+
+/// What cannot work is refused before anything is submitted.
+#[test]
+fn what_does_not_fit_is_refused() {
+    Machine::new(2).run("what_does_not_fit_is_refused", |_| {
+        threads(2, |group| {
+            let device = group.rank() as u32;
+            let options = WorkspaceOptions::new(8, FORMAT);
+            let rank = Rank::new(group, device, options.way(Way::Push)).unwrap();
+            let me = rank.group.rank();
+            let local = upload(&rank, &bytes(me as u64, 6));
+            let from = |count: usize| PlacedRows::dense(rows(&local, count * 32));
+            let refused = |from: &PlacedRows, layout: &FinalLayout, word: &str| match rank
+                .gather
+                .gather_final(0, &rank.stream, from, layout)
+            {
+                Err(error @ GatherError::InvalidArgument { .. }) => {
+                    assert!(error.to_string().contains(word), "{error}");
+                }
+                other => panic!("{word}: {other:?}"),
+            };
+            let layout = uneven(&rank, [2, 2], FORMAT);
+            refused(&from(1), &layout, "local bytes");
+            refused(&from(2).dequantized(f32::INFINITY), &layout, "format");
+            refused(&from(5), &uneven(&rank, [5, 5], FORMAT), "at most");
+            let other = RowFormat::new(DType::F16, 16);
+            refused(&from(2), &uneven(&rank, [2, 2], other), "format");
+            let held = rank
+                .gather
+                .gather_final(0, &rank.stream, &from(2), &layout)
+                .unwrap();
+            let second = rank.gather.gather_final(0, &rank.stream, &from(2), &layout);
+            assert!(
+                matches!(second, Err(GatherError::SlotInUse { epoch: 1, .. })),
+                "{second:?}"
+            );
+            held.release_after(&rank.stream).unwrap();
+            drop(
+                rank.gather
+                    .gather_final(0, &rank.stream, &from(2), &layout)
+                    .unwrap(),
+            );
+            rank.gather.wait(&rank.stream).unwrap();
+            assert_eq!(rank.epochs(), [2]);
+            rank.meet();
+        });
+        for way in [Way::Pull, Way::CopyEngine] {
+            threads(2, |group| {
+                let device = group.rank() as u32;
+                let options = WorkspaceOptions::new(8, FORMAT);
+                let rank = Rank::new(group, device, options.way(way)).unwrap();
+                let local = upload(&rank, &bytes(0, 2));
+                let layout = uneven(&rank, [2, 2], FORMAT);
+                let from = PlacedRows::dense(rows(&local, 64));
+                let refused = rank.gather.gather_final(0, &rank.stream, &from, &layout);
+                assert!(
+                    matches!(refused, Err(GatherError::Unsupported { .. })),
+                    "{refused:?}"
+                );
+                rank.meet();
+            });
+        }
+    });
+}
