@@ -100,7 +100,7 @@ pub enum GatherError {
         count: u64,
     },
     /// An earlier call of this generation failed: rebuild the group.
-    #[error("an earlier call failed ({cause}); rebuild the group")]
+    #[error("this generation is over ({cause}); rebuild the group, if that was not done")]
     Poisoned {
         /// The earlier error.
         cause: String,
@@ -138,6 +138,13 @@ pub(crate) fn invalid(what: &'static str, expected: String, got: impl fmt::Displ
         what,
         expected,
         got: got.to_string(),
+    }
+}
+
+/// The error of a call after the group was rebuilt.
+pub(crate) fn left() -> GatherError {
+    GatherError::Poisoned {
+        cause: "this generation ended when its group was rebuilt; use the new one".into(),
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use direct_dcp_kernels::Shape;
 use direct_dcp_kernels::host::{Conversion, Held, Lane, LaunchError};
 
-use crate::error::{GatherError, failure, from_fault, invalid, shape};
+use crate::error::{GatherError, failure, from_fault, invalid, left, shape};
 use crate::format::RowFormat;
 use crate::layout::{FinalLayout, Planes, Rows};
 use crate::options::Way;
@@ -53,7 +53,8 @@ impl KvGather {
         self
     }
 
-    /// How long the first call of each ubatch waits for its peers: 300 s by default.
+    /// How long the first call of each ubatch waits for its peers: 300 s by default, and never less
+    /// than [`timeout`](KvGather::timeout).
     #[must_use]
     pub fn first_timeout(mut self, timeout: Duration) -> Self {
         self.first_timeout = timeout;
@@ -187,6 +188,9 @@ impl KvGather {
             return Err(GatherError::Poisoned { cause });
         }
         let control = self.workspace.group().control();
+        if control.has_left() {
+            return Err(left());
+        }
         if let Some(by) = control.aborted_by() {
             let error = GatherError::Aborted { by };
             *self.failure() = Some(error.to_string());

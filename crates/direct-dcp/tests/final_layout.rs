@@ -504,3 +504,31 @@ fn planes_are_held() {
         });
     });
 }
+
+/// After a rebuild only the new generation gathers.
+#[test]
+fn a_rebuilt_group_ends_the_old_generation() {
+    let format = RowFormat::new(DType::Bytes, 16);
+    watched(move || {
+        let groups = Group::threads(2).unwrap();
+        let threads: Vec<_> = groups
+            .into_iter()
+            .map(|group| {
+                thread::spawn(move || {
+                    let options = || WorkspaceOptions::new(8, format);
+                    let old = KvGather::new(Workspace::new(&group, options()).unwrap());
+                    old.gather(0, &[1; 16]).unwrap();
+                    let group = group.rebuild(Duration::from_secs(20)).unwrap();
+                    let over = old.gather(0, &[1; 16]);
+                    assert!(
+                        matches!(over, Err(GatherError::Poisoned { .. })),
+                        "{over:?}"
+                    );
+                    let new = KvGather::new(Workspace::new(&group, options()).unwrap());
+                    assert_eq!(new.gather(0, &[7; 16]).unwrap()[..], [7; 32]);
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|rank| rank.join().unwrap());
+    });
+}

@@ -11,7 +11,7 @@ use direct_dcp_kernels::Shape;
 
 use super::layout::{FinalLayout, Planes};
 use super::workspace::Workspace;
-use crate::error::{GatherError, failure, from_cuda, from_fault, invalid, shape};
+use crate::error::{GatherError, failure, from_cuda, from_fault, invalid, left, shape};
 use crate::format::{DType, RowFormat};
 use crate::gather::{FIRST_TIMEOUT, Status, TIMEOUT};
 
@@ -52,7 +52,8 @@ impl KvGather {
         self
     }
 
-    /// How long the first call of each ubatch waits for its peers: 300 s by default.
+    /// How long the first call of each ubatch waits for its peers: 300 s by default, and never less
+    /// than [`timeout`](KvGather::timeout).
     #[must_use]
     pub fn first_timeout(mut self, timeout: Duration) -> Self {
         self.first_timeout = timeout;
@@ -226,6 +227,9 @@ impl KvGather {
         })?;
         self.check()?;
         let control = self.workspace.group().control();
+        if control.has_left() {
+            return Err(left());
+        }
         if let Some(by) = control.aborted_by() {
             // Not a call, so not the end of one: what is under way is ended by the watchers.
             let error = GatherError::Aborted { by };

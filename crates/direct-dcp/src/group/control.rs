@@ -275,6 +275,11 @@ impl Control {
         self.fabric.wake();
     }
 
+    /// Whether this rank is done with this generation.
+    pub(crate) fn has_left(&self) -> bool {
+        self.words.state(self.rank) == LEFT
+    }
+
     /// Ends every wait of every rank in this generation.
     pub(crate) fn abort(&self) {
         self.words.abort(self.rank);
