@@ -1,8 +1,8 @@
 //! What to gather: who owns which token, in which chunks a context is gathered, and where each row
 //! belongs in the result.
 //!
-//! Nothing here communicates. Every rank computes the same from the same input, and digests tell
-//! whether all did.
+//! Every rank computes the same from the same input, and nothing here communicates, but for
+//! [`ChunkPlan::agree`], which asks whether all did.
 //!
 //! | type | is |
 //! | --- | --- |
@@ -28,6 +28,7 @@
 //! # Ok::<(), direct_dcp::plan::PlanError>(())
 //! ```
 
+mod agreement;
 mod chunk;
 mod digest;
 mod error;
@@ -35,6 +36,7 @@ mod planner;
 mod row_map;
 mod sharding;
 
+pub use agreement::AgreementError;
 pub use chunk::{Chunk, ChunkPlan, Part};
 pub use digest::RequestDigests;
 pub use error::PlanError;
