@@ -11,14 +11,10 @@ use direct_dcp_shm::futex;
 use super::direct;
 use super::lane::{Lane, Report};
 use super::part::{Part, part};
-use super::placement::{Conversion, Placement, Rows, Run};
+use super::placement::{Conversion, Placement, Rows};
 use super::region::Way;
 use crate::machine::{Call, Fault, FaultCode, Interrupt, Machine, Shape};
 use crate::rotation::rotated;
-
-/// Rows are stored to all receivers in pieces of this many bytes, so that a piece is read from
-/// memory once and from the cache for the other receivers.
-const PIECE: usize = 32 << 10;
 
 /// Polls that yield the CPU before a wait goes to sleep. A yield costs about a microsecond where
 /// another thread wants the CPU, and much less where none does.
@@ -90,7 +86,7 @@ impl Block<'_> {
     }
 
     /// This block's share of every slice.
-    fn share(&self) -> Part {
+    pub(super) fn share(&self) -> Part {
         part(self.launch.call.shape.bytes(), self.block, self.blocks())
     }
 
@@ -103,117 +99,8 @@ impl Block<'_> {
         }
     }
 
-    /// Stores this block's share of a slice to every region.
-    fn store_slice(&self, slot: u32, rows: &[u8]) {
-        let part = self.share();
-        let place = self.place(self.launch.call.rank);
-        let end = (part.start + part.len) as usize;
-        for start in (part.start as usize..end).step_by(PIECE) {
-            let Some(piece) = rows.get(start..end.min(start + PIECE)) else {
-                return;
-            };
-            for region in self.launch.lane.stores_to(self.launch.call.copy_out) {
-                let to = region.slot(slot).wrapping_add(place + start);
-                // SAFETY: `Lane::check` saw that `world_size` slices fit a slot. The slot rule
-                // (docs/protocol.md) keeps every reader out of these bytes until we publish, and
-                // no other rank, or block, writes this rank's part.
-                unsafe { to.copy_from_nonoverlapping(piece.as_ptr(), piece.len()) };
-            }
-        }
-    }
-
-    /// Stores this block's share of rows that have a place each.
-    fn store_placed(
-        &self,
-        slot: u32,
-        placement: &Placement,
-        rows: Rows<'_>,
-        conversion: Conversion,
-    ) {
-        let row_bytes = placement.row_bytes() as usize;
-        let source_bytes = conversion.source_bytes(row_bytes);
-        let mut converted = vec![0; row_bytes];
-        for run in self.share_of(placement.runs()) {
-            // What is one piece here and there moves as one.
-            if let ([_], Conversion::None, Some(bytes)) = (
-                placement.planes(),
-                conversion,
-                rows.block(run.src, run.len, row_bytes),
-            ) {
-                self.store_bytes(slot, run.dst as usize * row_bytes, bytes);
-                continue;
-            }
-            for index in 0..run.len {
-                let Some(row) = rows.row(run.src + index, source_bytes) else {
-                    return;
-                };
-                let row = match conversion {
-                    Conversion::None => row,
-                    Conversion::Dequantize(_) => {
-                        conversion.convert(row, &mut converted);
-                        &converted
-                    }
-                };
-                self.store_row(slot, placement.planes(), run.dst + index, row);
-            }
-        }
-    }
-
-    /// Stores a row to its place in every plane.
-    fn store_row(&self, slot: u32, planes: &[u32], place: u32, mut row: &[u8]) {
-        let capacity = self.launch.lane.geometry().capacity_rows as usize;
-        let mut plane = 0;
-        for &width in planes {
-            let width = width as usize;
-            let Some((part, rest)) = row.split_at_checked(width) else {
-                return;
-            };
-            self.store_bytes(slot, plane + place as usize * width, part);
-            plane += capacity * width;
-            row = rest;
-        }
-    }
-
-    /// Stores bytes at `at` of a slot of every region.
-    fn store_bytes(&self, slot: u32, at: usize, bytes: &[u8]) {
-        for piece in (0..bytes.len()).step_by(PIECE) {
-            let Some(piece_bytes) = bytes.get(piece..bytes.len().min(piece + PIECE)) else {
-                return;
-            };
-            for region in self.launch.lane.stores_to(false) {
-                let to = region.slot(slot).wrapping_add(at + piece);
-                // SAFETY: the placement's rows lie below its total, which `Lane::place` saw to be
-                // within the capacity of a slot, and its planes make up a row. The slot rule keeps
-                // every reader out of these bytes until we publish; no other block has this run,
-                // and no two rows of a placement share a place. Other ranks' placements are theirs
-                // to keep apart: the digest of what they were made from is compared before anybody
-                // reads.
-                unsafe { to.copy_from_nonoverlapping(piece_bytes.as_ptr(), piece_bytes.len()) };
-            }
-        }
-    }
-
-    /// This block's share of the rows in `runs`: the rows are split evenly, in order.
-    fn share_of(&self, runs: &[Run]) -> impl Iterator<Item = Run> {
-        let total: u64 = runs.iter().map(|run| u64::from(run.len)).sum();
-        let (block, blocks) = (u64::from(self.block), u64::from(self.blocks().get()));
-        let (start, end) = (total * block / blocks, total * (block + 1) / blocks);
-        let mut before = 0;
-        runs.iter().filter_map(move |run| {
-            let (first, next) = (before, before + u64::from(run.len));
-            before = next;
-            let (from, to) = (start.clamp(first, next), end.clamp(first, next));
-            let skipped = (from - first) as u32;
-            (from < to).then(|| Run {
-                src: run.src + skipped,
-                dst: run.dst + skipped,
-                len: (to - from) as u32,
-            })
-        })
-    }
-
     /// Where the slice of `source` begins in a slot.
-    fn place(&self, source: u32) -> usize {
+    pub(super) fn place(&self, source: u32) -> usize {
         match self.launch.lane.geometry().way {
             Way::Pull => 0,
             Way::Shared | Way::Push => source as usize * self.slice_bytes(),

@@ -9,6 +9,7 @@ mod machine;
 mod part;
 mod placement;
 mod region;
+mod store;
 
 pub use lane::{Held, Lane, LaneOptions, LaunchError, Report, Watch};
 pub use placement::{Conversion, MAX_PLANES, Misplaced, Paged, Placement, Rows, Run};
