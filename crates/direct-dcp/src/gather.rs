@@ -76,7 +76,7 @@ impl KvGather {
     /// written or published. [`Timeout`](GatherError::Timeout),
     /// [`PeerLost`](GatherError::PeerLost), [`Mismatch`](GatherError::Mismatch),
     /// [`Desync`](GatherError::Desync) and [`Aborted`](GatherError::Aborted) poison the
-    /// generation; of `out`, at most this rank's own rows were written.
+    /// generation, and leave in `out` whatever rows had come by then.
     pub fn gather_into(
         &self,
         ubatch: usize,

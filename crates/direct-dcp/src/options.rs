@@ -10,6 +10,9 @@ use direct_dcp_kernels::host::{Geometry, Way as HostWay};
 use crate::format::RowFormat;
 use crate::group::{Group, GroupError};
 
+/// Blocks of a launch at most.
+const MOST_BLOCKS: usize = 1024;
+
 /// How rows travel between ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -109,7 +112,7 @@ impl WorkspaceOptions {
         self
     }
 
-    /// Blocks that share a rank's copies, at least 1. On CPUs a block is a thread, and the default
+    /// Blocks that share a rank's copies, 1 to 1,024. On CPUs a block is a thread, and the default
     /// is the machine's cores divided by the ranks, 8 at most. On GPUs this is a limit, for those
     /// who leave the multiprocessors to other work; the default is as many as pay.
     #[must_use]
@@ -209,8 +212,10 @@ impl WorkspaceOptions {
             let expected = format!("rows that divide evenly over {world_size} ranks");
             return Err(invalid("capacity_rows", expected, self.capacity_rows));
         }
-        if self.blocks == Some(0) {
-            return Err(invalid("blocks", "at least 1", 0));
+        if let Some(blocks) = self.blocks
+            && !(1..=MOST_BLOCKS).contains(&blocks)
+        {
+            return Err(invalid("blocks", format!("1 to {MOST_BLOCKS}"), blocks));
         }
         let narrow = |value: usize| u32::try_from(value).map_err(|_| self.too_large());
         Ok(Layout {
@@ -329,8 +334,10 @@ pub(crate) fn everybody<T>(
         Err(WorkspaceError::Refused { reason, .. }) => reason.clone(),
         Err(error) => error.to_string(),
     };
-    let reasons = group.all_gather(reason.as_bytes())?;
+    let reasons = group.all_gather(reason.as_bytes());
+    // What is wrong with this rank says more than that the others did not come.
     let ours = ours?;
+    let reasons = reasons?;
     match reasons.iter().position(|reason| !reason.is_empty()) {
         None => Ok(ours),
         Some(rank) => Err(WorkspaceError::Refused {

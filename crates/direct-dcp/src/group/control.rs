@@ -222,6 +222,9 @@ pub(crate) struct Control {
     words: Arc<Words>,
     rank: usize,
     fabric: Arc<dyn Fabric>,
+    /// The process that is the rank. One that was forked from it shares the words and the sockets,
+    /// but is nobody in the group: what it does and how it ends must not be taken for the rank's.
+    process: u32,
 }
 
 impl Control {
@@ -230,7 +233,13 @@ impl Control {
             words,
             rank,
             fabric,
+            process: std::process::id(),
         })
+    }
+
+    /// Whether this process is a fork of the rank's.
+    fn is_forked(&self) -> bool {
+        std::process::id() != self.process
     }
 
     /// The rank that aborted the generation, if any did.
@@ -266,7 +275,9 @@ impl Control {
 
     /// Says that this rank can no longer take part in gathers of this generation, and why.
     pub(crate) fn mark_failed(&self, failure: Failure) {
-        self.words.fail(self.rank, failure);
+        if !self.is_forked() {
+            self.words.fail(self.rank, failure);
+        }
     }
 
     /// Says that this rank is done with this generation.
@@ -301,6 +312,9 @@ impl Control {
 
 impl Drop for Control {
     fn drop(&mut self) {
+        if self.is_forked() {
+            return;
+        }
         self.words.leave(self.rank);
         self.fabric.leave();
     }
