@@ -296,3 +296,22 @@ def test_bytes_pass_between_ranks():
         return group.all_gather(b"rank %d" % group.rank)
 
     assert in_threads(3, rank) == [[b"rank 0", b"rank 1", b"rank 2"]] * 3
+
+
+def test_references_are_no_bytes():
+    def rank(group):
+        gather = KvGather(group, 4, 8)
+        objects = numpy.array([None] * 2, dtype=object)
+        fields = numpy.zeros(1, dtype=[("Old", "u4"), ("O", "f4")])
+        for references in [objects, numpy.zeros(1, dtype=[("a", object)])]:
+            with raises(direct_dcp.InvalidArgument, "references"):
+                gather.gather_into(bytes(8), references)
+            with raises(direct_dcp.InvalidArgument, "references"):
+                gather.gather_into(references, bytearray(16))
+        assert objects[0] is None
+        out = bytearray([POISON]) * 16
+        gather.gather_into(fields, out)
+        assert out == bytes(16)
+        assert gather.status().epochs == [1]
+
+    in_threads(2, rank)

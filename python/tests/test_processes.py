@@ -85,3 +85,33 @@ def test_errors_travel_between_processes():
     for kind in (direct_dcp.Error, direct_dcp.InvalidArgument):
         assert issubclass(kind, RuntimeError)
     assert issubclass(direct_dcp.InvalidArgument, ValueError)
+
+
+FORK = """
+import os, sys, time
+sys.path.insert(0, sys.argv[1])
+from helpers import watch
+watch()
+from test_cpu import rows_of, rows_of_all
+from direct_dcp import Group, KvGather
+
+group = Group.from_env()
+gather = KvGather(group, 2 * 40, 576)
+for call in range(2):
+    out = bytearray(2 * 40 * 576)
+    gather.gather_into(rows_of(group.rank, call, 40, 576), out)
+    assert out == rows_of_all(2, call, 40, 576)
+    if call == 0 and group.rank == 0:
+        child = os.fork()
+        if child == 0:
+            sys.exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        time.sleep(1)
+group.barrier()
+print("whole", group.rank)
+"""
+
+
+def test_a_forked_child_is_nobody_in_the_group():
+    said = start(2, "-c", FORK, os.path.dirname(__file__))
+    assert said == [f"whole {rank}\n" for rank in range(2)]

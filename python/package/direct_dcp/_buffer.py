@@ -4,12 +4,13 @@ ABI of Python 3.10 lacks."""
 from __future__ import annotations
 
 import ctypes
+import re
 from typing import Any
 
 from .errors import InvalidArgument
 
-# The flags of PyObject_GetBuffer: contiguous in C order, and room to write.
-CONTIGUOUS = 0x38
+# The flags of PyObject_GetBuffer: contiguous in C order with the elements' format, and room to write.
+CONTIGUOUS = 0x3C
 WRITABLE = 0x1
 
 
@@ -52,6 +53,14 @@ class Exported:
             raise InvalidArgument(
                 f"{what}: expected {kind} array, tensor or buffer, got {type(of).__name__}: {error}"
             ) from None
+        where = ctypes.c_void_p.from_buffer(self._view, _View.format.offset).value
+        # The names of fields are no types.
+        types = re.sub(rb":[^:]*:", b"", ctypes.string_at(where)) if where else b"B"
+        if b"O" in types or b"&" in types:
+            _release(self._view)
+            raise InvalidArgument(
+                f"{what}: expected elements that are bytes, got references to objects"
+            )
 
     def __enter__(self) -> tuple[int, int]:
         address = ctypes.c_void_p.from_buffer(self._view, _View.buf.offset).value or 0

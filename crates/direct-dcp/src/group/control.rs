@@ -313,6 +313,8 @@ impl Control {
 impl Drop for Control {
     fn drop(&mut self) {
         if self.is_forked() {
+            // The fabric's threads are not in this process, and its sockets are not its own.
+            std::mem::forget(Arc::clone(&self.fabric));
             return;
         }
         self.words.leave(self.rank);
