@@ -18,7 +18,7 @@ pub(super) struct Options {
     /// Mooncake published
     #[arg(long, value_name = "FILE", conflicts_with_all = [
         "minbytes", "maxbytes", "stepfactor", "iters", "cudagraph", "warmup", "check", "loops",
-        "rows", "backend", "device", "way", "mode", "blocks",
+        "rows", "backend", "device", "way", "mode", "blocks", "layout", "requests", "planes",
     ])]
     trace: Option<PathBuf>,
     /// Traces: how many neighbouring tokens go to one rank
