@@ -14,6 +14,7 @@
 //! | `pattern` | random rows that any rank can check |
 //! | `trace` | a trace of requests, and what each finds in the cache |
 //! | `replay` | the gathers that a trace comes to |
+//! | `timed` | making them |
 
 mod ceiling;
 mod clock;
@@ -25,9 +26,11 @@ mod replay;
 mod request_major;
 mod round;
 mod split;
+mod timed;
 mod trace;
 
 pub(crate) use measure::Task;
+pub(crate) use timed::Task as ReplayTask;
 
 use crate::error::Error;
 use crate::gpu::{Gpus, Place};
@@ -75,8 +78,9 @@ staged   in place of the ceiling, what they replace: a gather rank by rank with 
          planes; in loops that take turns with the others, by the same thread of each rank. --mode
          says whether that gather copies out or lends
 
-With --trace nothing is timed. The context of each request, which is what earlier requests left in
-the cache, is cut into gathers, and what those move is counted.
+With --trace no sizes are timed. The context of each request, which is what earlier requests left in
+the cache, is cut into gathers, and what those move is counted. With --time they are made as well, in
+final layout, and what is counted where the rows arrive has to be what was planned.
 
 Examples:
   direct-dcp bench
@@ -84,7 +88,8 @@ Examples:
   direct-dcp bench -b 1K -e 16M -f 4 -n 50 --backend processes --format csv
   direct-dcp bench --backend cuda --ranks 4 -G 20 --way push,pull,staged
   direct-dcp bench --layout request-major --planes 1024,128 --rows 128,1024,4096
-  direct-dcp bench --trace conversation.jsonl --ranks 8 --interleave 16")]
+  direct-dcp bench --trace conversation.jsonl --ranks 8 --interleave 16
+  direct-dcp bench --trace conversation.jsonl --time --limit 500")]
 pub(crate) struct Args {
     /// The smallest size S; K, M and G stand for powers of 1024
     #[arg(short = 'b', long, value_name = "SIZE", value_parser = args::size, conflicts_with = "rows")]
@@ -202,7 +207,7 @@ impl Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Error> {
     if let Some(plan) = args.replay.plan(args.ranks, args.row_bytes)? {
-        return plan.print(args.format);
+        return plan.run(args.backend, args.format);
     }
     let place = Place::of(args.backend, args.device)?;
     for way in &args.way {
