@@ -70,7 +70,8 @@ const BYTES_STAGED: &str = "stores to one rank's memory when padded rows arrive 
 
 const STAGED_SECONDS: &str = "computed: seconds x rows padded / rows valid for the gathers, and \
                               the copy out and the copy in order, (rows padded + rows valid) x row \
-                              bytes, at the rate of plain copies of all ranks at once, a median";
+                              bytes, at the median rate of plain copies as large as the mean \
+                              gather, of all ranks at once";
 
 /// The gathers of a trace: every request's context, planned by itself when the request comes.
 #[derive(Debug)]

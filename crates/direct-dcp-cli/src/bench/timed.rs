@@ -12,10 +12,10 @@ use serde::{Deserialize, Serialize};
 use std::hint::black_box;
 use std::slice;
 
-/// How many copies are made for the median from which their rate is taken.
-const COPIES: usize = 21;
-/// The most bytes of such a copy: more than caches hold.
-const COPY_BYTES: usize = 64 << 20;
+/// How many loops of copies are made for the median from which their rate is taken.
+const LOOPS: usize = 21;
+/// Bytes that such a loop copies at least.
+const LOOP_BYTES: usize = 32 << 20;
 
 /// What every rank gathers: each context by itself, in order.
 #[derive(Debug, Serialize, Deserialize)]
@@ -59,7 +59,9 @@ impl Task {
         let (_, rows) = self.chunks(ranks).ok()?;
         let shared = self.options(rows.checked_mul(ranks)?);
         let private = rows.checked_mul(self.row_bytes)?;
-        let private = private.checked_add(2 * COPY_BYTES)?.checked_mul(ranks)?;
+        // Two buffers for the rows of a gather of mean size, which is not above the largest.
+        let copies = private.checked_mul(ranks)?.checked_mul(2)?;
+        let private = private.checked_add(copies)?.checked_mul(ranks)?;
         private.checked_add(shared.memory_bytes(ranks).ok()?)
     }
 
@@ -90,7 +92,9 @@ impl Task {
         }
         let first: Vec<u8> = row(0, 0).collect();
         let crowded = ranks > machine::cores();
-        let copy_gbs = self.copy_rate(group, crowded)?;
+        let rows: usize = chunks.iter().map(Chunk::total_rows).sum();
+        let mean = (rows / chunks.len().max(1)).max(1) * self.row_bytes;
+        let copy_gbs = copy_rate(group, mean, crowded)?;
 
         let mut bytes = 0;
         wait_until(agree_on_start(group, 1)?, crowded);
@@ -119,22 +123,25 @@ impl Task {
         }
         Ok(())
     }
+}
 
-    /// Collective: bytes per nanosecond that each rank copies when all do.
-    fn copy_rate(&self, group: &Group, crowded: bool) -> Result<f64, RankError> {
-        // Not zeroed, or the system could lend one page of zeros for all of them.
-        let (source, mut destination) = (vec![1; COPY_BYTES], vec![2; COPY_BYTES]);
-        let mut spans = Vec::with_capacity(COPIES);
-        for _ in 0..COPIES {
-            wait_until(agree_on_start(group, 1)?, crowded);
-            let begin = now();
+/// Collective: bytes per nanosecond that each rank copies when all do, `bytes` at a time.
+fn copy_rate(group: &Group, bytes: usize, crowded: bool) -> Result<f64, RankError> {
+    // Not zeroed, or the system could lend one page of zeros for all of them.
+    let (source, mut destination) = (vec![1_u8; bytes], vec![2_u8; bytes]);
+    let copies = LOOP_BYTES.div_ceil(bytes);
+    let mut spans = Vec::with_capacity(LOOPS);
+    for _ in 0..LOOPS {
+        wait_until(agree_on_start(group, 1)?, crowded);
+        let begin = now();
+        for _ in 0..copies {
             destination.copy_from_slice(black_box(&source));
             black_box(&mut destination);
-            spans.push(span(group, begin, now())?);
         }
-        spans.sort_unstable_by(f64::total_cmp);
-        Ok(COPY_BYTES as f64 / median(&spans))
+        spans.push(span(group, begin, now())?);
     }
+    spans.sort_unstable_by(f64::total_cmp);
+    Ok((copies * bytes) as f64 / median(&spans))
 }
 
 /// Collective: nanoseconds from the first rank's begin to the last one's end.
