@@ -119,3 +119,43 @@ fn more_ranks_than_processors() {
     let document = json(&["--ranks", "16", "--rows", "3", "--mode", "copy-out"]);
     assert_eq!(document["results"][0]["wrong"], 0);
 }
+
+#[test]
+fn final_layout_beside_what_it_replaces() {
+    for backend in ["threads", "processes"] {
+        let args = "--layout request-major --ranks 3 --rows 1,5,40 --row-bytes 1153 --planes \
+                    1000,100,50,3 --requests 4 --way shared-slot,push";
+        let mut args: Vec<&str> = args.split_whitespace().collect();
+        args.extend(["--backend", backend]);
+        let document = json(&args);
+        let results = document["results"].as_array().unwrap();
+        assert_eq!(results.len(), 2 * 3 * 2);
+        for row in results {
+            let number = |name: &str| row[name].as_f64().unwrap();
+            assert_eq!(row["wrong"], 0, "{row}");
+            close(number("size"), 3.0 * number("rows") * 1153.0);
+            assert!(
+                number("time_us") > 0.0 && number("staged_us") > 0.0,
+                "{row}"
+            );
+            close(number("ratio"), number("time_us") / number("staged_us"));
+            // Every request ends in a round with one of three tokens.
+            let requests = match number("rows") {
+                1.0 => 1.0,
+                // Shares of 1, 2, 3 and 4 tenths of 5, rounded down where they end: 0, 1, 3 and 5.
+                5.0 => 3.0,
+                _ => 4.0,
+            };
+            let valid = number("size") - requests * 2.0 * 1153.0;
+            close(number("bytes_final"), valid);
+            let arrivals = if row["mode"] == "copy-out" { 2.0 } else { 1.0 };
+            close(number("bytes_staged"), arrivals * number("size") + valid);
+        }
+    }
+    let args = "bench --layout request-major --rows 3 -n 2 --loops 2 --requests 1000";
+    let text = run(&args.split(' ').collect::<Vec<_>>()).success();
+    assert!(
+        text.contains("staged") && text.contains("up to 1000 requests"),
+        "{text}"
+    );
+}

@@ -173,6 +173,40 @@ fn tables() {
     assert_eq!(numbers("bytes gathered"), "147876480     141.0 MiB");
 }
 
+/// What is timed delivers what was planned, or the program would fail.
+#[test]
+fn timed() {
+    for (backend, more) in [
+        ("threads", "--budget 4096 --interleave 3 --limit 17"),
+        ("processes", "--ranks 3 --limit 17"),
+    ] {
+        let mut args = vec!["bench", "--trace"];
+        let trace = small();
+        args.push(trace.to_str().unwrap());
+        args.extend([
+            "--time",
+            "--row-bytes",
+            "40",
+            "--format",
+            "json",
+            "--backend",
+            backend,
+        ]);
+        args.extend(more.split(' '));
+        let document: Value = serde_json::from_str(&run(&args).success()).unwrap();
+        assert_eq!(document["totals"]["requests"], 17);
+        let number = |name: &str| document["timed"][name].as_f64().unwrap();
+        let bytes = document["totals"]["bytes_gathered"].as_f64().unwrap();
+        assert!((number("gathered_gbs") * number("seconds") * 1e9 / bytes - 1.0).abs() < 1e-9);
+        assert!(number("staged_seconds") > number("seconds"), "{document}");
+    }
+    let text = run(&["bench", "--trace", small().to_str().unwrap(), "--time"]).success();
+    assert!(
+        text.contains("gathers/s") && text.contains("staged seconds"),
+        "{text}"
+    );
+}
+
 #[test]
 fn what_is_wrong_is_said_in_a_line() {
     let dir = tempdir().unwrap();
@@ -201,6 +235,15 @@ fn what_is_wrong_is_said_in_a_line() {
         (trace(small, &["--rows", "1"]), 2, "--rows"),
         (trace(small, &["--way", "push"]), 2, "--way"),
         (trace(small, &["--budget", "0"]), 2, "positive"),
+        (trace(small, &["--limit", "0"]), 2, "positive"),
+        (trace(small, &["--time", "--limit", "1"]), 1, "no request"),
+        (trace(small, &["--backend", "processes"]), 1, "--time"),
+        (
+            trace(small, &["--time", "--backend", "cuda"]),
+            1,
+            "--backend cuda",
+        ),
+        (run(&["bench", "--time"]), 2, "--trace"),
         (trace(small, &["--budget", "3000000000"]), 1, "budget"),
         (
             trace(small, &["--interleave", "18446744073709551615"]),

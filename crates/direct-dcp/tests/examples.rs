@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Runs an example and returns what it prints.
-fn run(name: &str) -> String {
+fn run(name: &str, args: &[PathBuf]) -> String {
     // The test is in `target/<profile>/deps`.
     let mut program: PathBuf = env::current_exe().unwrap();
     program.pop();
@@ -21,6 +21,7 @@ fn run(name: &str) -> String {
     program.push("examples");
     program.push(name);
     let mut child = Command::new(&program)
+        .args(args)
         .env_remove("RANK")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -42,7 +43,7 @@ fn run(name: &str) -> String {
 
 #[test]
 fn threads() {
-    let printed = run("01-threads");
+    let printed = run("01-threads", &[]);
     assert!(
         printed.ends_with("all 4 ranks have the rows of all\n"),
         "{printed}"
@@ -51,21 +52,46 @@ fn threads() {
 
 #[test]
 fn zero_copy() {
-    let printed = run("02-zero-copy");
+    let printed = run("02-zero-copy", &[]);
     assert_eq!(printed.matches("is still held").count(), 2, "{printed}");
     assert_eq!(printed.matches("call 7 delivered").count(), 2, "{printed}");
 }
 
 #[test]
 fn processes() {
-    let printed = run("03-processes");
+    let printed = run("03-processes", &[]);
     assert!(printed.contains("rank 2 is process"), "{printed}");
     assert!(printed.ends_with("all 3 processes are done\n"), "{printed}");
 }
 
 #[test]
 fn rebuild() {
-    let printed = run("04-rebuild");
+    let printed = run("04-rebuild", &[]);
     assert!(printed.contains("rank 1 leaves"), "{printed}");
     assert_eq!(printed.matches(" goes on as rank").count(), 3, "{printed}");
+}
+
+#[test]
+fn attention() {
+    let printed = run("05-attention", &[]);
+    assert_eq!(
+        printed.matches("256 rows, 4 queries").count(),
+        3,
+        "{printed}"
+    );
+}
+
+#[test]
+fn attention_over_the_larger_data() {
+    let Some(folder) = env::var_os("DIRECT_DCP_DATA") else {
+        println!("skipped: DIRECT_DCP_DATA does not name a directory with minilm_kv.safetensors");
+        return;
+    };
+    let file = PathBuf::from(folder).join("minilm_kv.safetensors");
+    let printed = run("05-attention", &[file]);
+    assert_eq!(
+        printed.matches("4096 rows, 64 queries").count(),
+        3,
+        "{printed}"
+    );
 }

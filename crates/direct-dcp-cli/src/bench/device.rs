@@ -1,7 +1,8 @@
 //! What every rank does in a benchmark on GPUs.
 
 use super::clock::{agree_on_start, wait_until, word};
-use super::measure::{Mode, POISON, Row, Task};
+use super::measure::{Mode, POISON, Task};
+use super::round::Row;
 use super::{Found, pattern};
 use crate::gpu;
 use crate::ranks::{Emit, Message, RankError};
@@ -198,6 +199,7 @@ impl Case<'_> {
             busbw_gbs: algbw * (ranks as f64 - 1.0) / ranks as f64,
             ceiling_us: floor / 1e3,
             ratio: time / floor,
+            stored: None,
             wrong: self.task.check.then_some(wrong),
         })
     }

@@ -3,10 +3,11 @@
 use super::ceiling::Ceiling;
 use super::clock::{agree_on_start, now, wait_until, word};
 use super::device::{self, Gpu};
-use super::{Found, pattern};
+use super::round::{Measured, Round, Row};
+use super::split::Split;
+use super::{Found, pattern, request_major};
 use crate::machine;
 use crate::ranks::{Emit, Message, RankError, WayChoice};
-use crate::report::{median, p99};
 use direct_dcp::{DType, Group, KvGather, RowFormat, Way, Workspace, WorkspaceOptions};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -53,23 +54,8 @@ pub(crate) struct Task {
     pub(super) check: bool,
     /// None if the ranks are on CPUs.
     pub(super) gpu: Option<Gpu>,
-}
-
-/// What was measured.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Row {
-    pub(super) size: u64,
-    pub(super) rows: usize,
-    pub(super) way: String,
-    pub(super) mode: Mode,
-    pub(super) time_us: f64,
-    pub(super) p99_us: f64,
-    pub(super) algbw_gbs: f64,
-    pub(super) busbw_gbs: f64,
-    pub(super) ceiling_us: f64,
-    pub(super) ratio: f64,
-    /// None if nothing was checked.
-    pub(super) wrong: Option<u64>,
+    /// Of gathers in final layout, what they deliver.
+    pub(super) request_major: Option<Split>,
 }
 
 impl Task {
@@ -143,22 +129,30 @@ impl Task {
         if let Some(gpu) = self.gpu {
             return device::run(self, gpu, group, emit);
         }
+        if let Some(split) = &self.request_major {
+            return request_major::run(self, split, group, emit);
+        }
         for &way in &self.ways {
             for &rows in &self.rows {
                 let options = self.options(rows * group.world_size(), way, Some(self.blocks));
                 let gather = KvGather::new(Workspace::new(group, options)?);
                 for &mode in &self.modes {
                     let row = Case::new(self, group, &gather, rows, mode).measure()?;
-                    if group.rank() == 0 {
-                        let text = serde_json::to_string(&Found::Row(row))
-                            .map_err(|error| error.to_string())?;
-                        emit(Message::Text(text))?;
-                    }
+                    say(group, row, emit)?;
                 }
             }
         }
         Ok(())
     }
+}
+
+/// Rank 0 tells what was measured.
+pub(super) fn say(group: &Group, row: Row, emit: &mut Emit<'_>) -> Result<(), RankError> {
+    if group.rank() > 0 {
+        return Ok(());
+    }
+    let text = serde_json::to_string(&Found::Row(row)).map_err(|error| error.to_string())?;
+    emit(Message::Text(text))
 }
 
 /// One rank's part of one row of the result.
@@ -175,14 +169,6 @@ struct Case<'a> {
     seed: u64,
     wrong: u64,
     crowded: bool,
-}
-
-/// What one rank measured in one round of loops.
-struct Round {
-    gather: (u64, u64),
-    copies: (u64, u64),
-    /// How long each call took.
-    calls: Vec<u64>,
 }
 
 impl<'a> Case<'a> {
@@ -223,37 +209,13 @@ impl<'a> Case<'a> {
             self.refill();
         }
         let copies = self.copies_per_loop(&mut ceiling)?;
-        let mut times = Vec::new();
-        let mut ceilings = Vec::new();
-        let mut calls = Vec::new();
+        let mut measured = Measured::default();
         for _ in 0..self.task.loops {
             let round = self.round(&mut ceiling, copies)?;
-            let (time, copy_time) = self.exchange(&round, copies, &mut calls)?;
-            times.push(time);
-            ceilings.push(copy_time);
+            measured.add(self.group, &round, copies)?;
         }
-        let wrong = self.group.all_gather(&self.wrong.to_le_bytes())?;
-        let wrong = wrong.iter().filter_map(|count| word(count)).sum();
-        for values in [&mut times, &mut ceilings, &mut calls] {
-            values.sort_unstable_by(f64::total_cmp);
-        }
-        let size = (ranks * self.local.len()) as u64;
-        let (time, ceiling) = (median(&times), median(&ceilings));
-        let algbw = size as f64 / time;
-        Ok(Row {
-            size,
-            rows: self.rows,
-            way: self.way.to_string(),
-            mode: self.mode,
-            time_us: time / 1e3,
-            p99_us: p99(&calls) / 1e3,
-            // Bytes per nanosecond.
-            algbw_gbs: algbw,
-            busbw_gbs: algbw * (ranks as f64 - 1.0) / ranks as f64,
-            ceiling_us: ceiling / 1e3,
-            ratio: time / ceiling,
-            wrong: self.task.check.then_some(wrong),
-        })
+        let wrong = self.task.check.then_some(self.wrong);
+        measured.row(self.group, self.task, self.rows, self.mode, self.way, wrong)
     }
 
     /// One loop of each kind, all ranks together.
@@ -342,40 +304,5 @@ impl<'a> Case<'a> {
             let enough = copies * SHORTEST_LOOP * 5 / 4 / shortest + 1;
             copies = enough.clamp(copies + 1, (copies * 16).min(MOST_COPIES).max(copies + 1));
         }
-    }
-
-    /// Collective: the time of a call and of a plain copy, in nanoseconds, over all ranks. The time
-    /// of each single call is added to `calls`.
-    fn exchange(
-        &self,
-        round: &Round,
-        copies: usize,
-        calls: &mut Vec<f64>,
-    ) -> Result<(f64, f64), RankError> {
-        let edges = [
-            round.gather.0,
-            round.gather.1,
-            round.copies.0,
-            round.copies.1,
-        ];
-        let words = edges.iter().chain(&round.calls);
-        let own: Vec<u8> = words.flat_map(|word| word.to_le_bytes()).collect();
-        let all: Vec<Vec<u64>> = self
-            .group
-            .all_gather(&own)?
-            .iter()
-            .map(|bytes| bytes.chunks(8).filter_map(word).collect())
-            .collect();
-        let span = |first: usize| {
-            let begin = all.iter().filter_map(|words| words.get(first)).min();
-            let end = all.iter().filter_map(|words| words.get(first + 1)).max();
-            end.zip(begin)
-                .map_or(0.0, |(end, begin)| (end - begin) as f64)
-        };
-        for call in 0..self.task.iters {
-            let times = all.iter().filter_map(|words| words.get(edges.len() + call));
-            calls.extend(times.max().map(|&time| time as f64));
-        }
-        Ok((span(0) / self.task.iters as f64, span(2) / copies as f64))
     }
 }

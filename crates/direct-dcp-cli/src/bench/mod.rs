@@ -5,12 +5,16 @@
 //! | `mod` | the command line |
 //! | `measure` | what every rank does on CPUs |
 //! | `device` | what every rank does on GPUs |
+//! | `request_major` | what every rank does for gathers in final layout, and what they replace |
+//! | `split` | the requests and planes of those |
+//! | `round` | rounds of loops, and what comes out of them |
 //! | `ceiling` | the plain copies |
 //! | `clock` | one time for all ranks, and loops that start together |
 //! | `printer` | what is printed |
 //! | `pattern` | random rows that any rank can check |
 //! | `trace` | a trace of requests, and what each finds in the cache |
 //! | `replay` | the gathers that a trace comes to |
+//! | `timed` | making them |
 
 mod ceiling;
 mod clock;
@@ -19,9 +23,14 @@ mod measure;
 mod pattern;
 mod printer;
 mod replay;
+mod request_major;
+mod round;
+mod split;
+mod timed;
 mod trace;
 
 pub(crate) use measure::Task;
+pub(crate) use timed::Task as ReplayTask;
 
 use crate::error::Error;
 use crate::gpu::{Gpus, Place};
@@ -29,8 +38,9 @@ use crate::ranks::{self, Backend, Message, WayChoice};
 use crate::{args, machine};
 use device::{Copies, Gpu};
 use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
-use measure::{Mode, Row};
+use measure::Mode;
 use printer::Printer;
+use round::Row;
 use serde::{Deserialize, Serialize};
 use std::io::IsTerminal;
 
@@ -60,15 +70,26 @@ floor    in place of the ceiling, at the rate of plain device-to-device copies i
          slices at the rate of bytes read and written. Ranks on several devices: the slices that come
          in over one device's link, at the rate of copies between two devices
 
-With --trace nothing is timed. The context of each request, which is what earlier requests left in
-the cache, is cut into gathers, and what those move is counted.
+With --layout request-major the rows are those of a few requests, each with padding:
+
+time     of gathers in final layout, which store each valid row once, where it belongs
+staged   in place of the ceiling, what they replace: a gather rank by rank with padding, and then a
+         pass over what arrived, which drops the padding, puts the rows in order and splits them into
+         planes; in loops that take turns with the others, by the same thread of each rank. --mode
+         says whether that gather copies out or lends
+
+With --trace no sizes are timed. The context of each request, which is what earlier requests left in
+the cache, is cut into gathers, and what those move is counted. With --time they are made as well, in
+final layout, and what is counted where the rows arrive has to be what was planned.
 
 Examples:
   direct-dcp bench
   direct-dcp bench --ranks 2 --rows 1,1024 --mode zero-copy --way shared-slot,push
   direct-dcp bench -b 1K -e 16M -f 4 -n 50 --backend processes --format csv
   direct-dcp bench --backend cuda --ranks 4 -G 20 --way push,pull,staged
-  direct-dcp bench --trace conversation.jsonl --ranks 8 --interleave 16")]
+  direct-dcp bench --layout request-major --planes 1024,128 --rows 128,1024,4096
+  direct-dcp bench --trace conversation.jsonl --ranks 8 --interleave 16
+  direct-dcp bench --trace conversation.jsonl --time --limit 500")]
 pub(crate) struct Args {
     /// The smallest size S; K, M and G stand for powers of 1024
     #[arg(short = 'b', long, value_name = "SIZE", value_parser = args::size, conflicts_with = "rows")]
@@ -141,6 +162,8 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
     #[command(flatten)]
+    layout: split::LayoutOptions,
+    #[command(flatten)]
     replay: replay::Options,
 }
 
@@ -184,7 +207,7 @@ impl Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Error> {
     if let Some(plan) = args.replay.plan(args.ranks, args.row_bytes)? {
-        return plan.print(args.format);
+        return plan.run(args.backend, args.format);
     }
     let place = Place::of(args.backend, args.device)?;
     for way in &args.way {
@@ -200,6 +223,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Error> {
             "--way copy-engine cannot be captured into a graph; leave out --cudagraph".into(),
         ));
     }
+    let request_major = args
+        .layout
+        .split(args.backend, &args.way, args.blocks, args.row_bytes)?;
     let (gpus, gpu) = match place {
         Place::Cpu => (None, None),
         Place::Cuda { device } => {
@@ -217,13 +243,17 @@ pub(crate) fn run(args: &Args) -> Result<(), Error> {
         row_bytes: args.row_bytes,
         ways: args.way.clone(),
         modes: args.mode.clone(),
-        blocks: args
-            .blocks
-            .unwrap_or_else(|| machine::default_blocks(args.ranks)),
+        blocks: match &request_major {
+            Some(_) => 1,
+            None => args
+                .blocks
+                .unwrap_or_else(|| machine::default_blocks(args.ranks)),
+        },
         iters: args.iters,
         warmup: args.warmup,
         loops: args.loops,
         check: args.check == 1,
+        request_major,
     };
     if task.cases() == 0 {
         return Err(Error::Failed(

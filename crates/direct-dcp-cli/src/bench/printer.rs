@@ -1,7 +1,9 @@
 //! What a benchmark prints: rows as they come, where the format allows it.
 
 use super::device::Copies;
-use super::measure::{Row, Task};
+use super::measure::Task;
+use super::round::Row;
+use super::split::Split;
 use super::{Args, Format};
 use crate::error::Error;
 use crate::gpu::Gpus;
@@ -9,11 +11,16 @@ use crate::machine;
 use crate::report::{self, Table, micros};
 use serde_json::{Value, json};
 
+const STAGED: &str =
+    "staged = a gather rank by rank, and a pass that drops padding, reorders and splits";
+
 pub(super) struct Printer<'a> {
     args: &'a Args,
     /// None if the kernels choose.
     blocks: Option<usize>,
     gpus: Option<Gpus>,
+    /// What request-major gathers deliver, in words.
+    requests: Option<String>,
     table: Table,
 }
 
@@ -26,15 +33,17 @@ impl<'a> Printer<'a> {
                 None => Some(task.blocks),
             },
             gpus,
+            requests: task.request_major.as_ref().map(Split::to_string),
             table: Table::new(&[12, 8, 11, 9, 9, 9, 8, 8, 9, 6, 7], 0),
         }
     }
 
     /// What no gather can beat by much, as the columns call it.
     fn bound(&self) -> &'static str {
-        match self.gpus {
-            Some(_) => "floor",
-            None => "ceiling",
+        match (&self.gpus, &self.requests) {
+            (Some(_), _) => "floor",
+            (None, Some(_)) => "staged",
+            (None, None) => "ceiling",
         }
     }
 
@@ -85,10 +94,16 @@ impl<'a> Printer<'a> {
             // The columns follow when the copies have been timed.
             return Ok(());
         }
-        report::line(
-            "# algbw = S / time; busbw = algbw x (ranks - 1) / ranks; ceiling = plain copies of what a call \
-             delivers; ratio = time / ceiling",
-        )?;
+        let bound = match &self.requests {
+            None => "ceiling = plain copies of what a call delivers; ratio = time / ceiling".into(),
+            Some(requests) => {
+                report::line(&format!("# request-major: {requests}"))?;
+                format!("{STAGED}; ratio = time / staged")
+            }
+        };
+        report::line(&format!(
+            "# algbw = S / time; busbw = algbw x (ranks - 1) / ranks; {bound}"
+        ))?;
         self.columns()
     }
 
@@ -180,18 +195,24 @@ impl<'a> Printer<'a> {
             "size_is": "ranks x rows x row_bytes, the receive buffer of one rank",
         });
         let mut results = json!(rows);
+        let bound = format!("{}_us", self.bound());
+        for row in results.as_array_mut().into_iter().flatten() {
+            if let Some(row) = row.as_object_mut() {
+                let value = row.remove("ceiling_us").unwrap_or_default();
+                row.insert(bound.clone(), value);
+            }
+        }
         let more = match &self.gpus {
+            None if self.requests.is_some() => json!({
+                "time_is": "first start to last end of a loop on any rank, per call; median of the loops",
+                "staged_is": STAGED,
+                "request_major": self.requests,
+            }),
             None => json!({
                 "time_is": "first start to last end of a loop on any rank, per call; median of the loops",
                 "ceiling_is": "the same of plain copies of the bytes that a call delivers to each rank",
             }),
             Some(gpus) => {
-                for row in results.as_array_mut().into_iter().flatten() {
-                    if let Some(row) = row.as_object_mut() {
-                        let floor = row.remove("ceiling_us").unwrap_or_default();
-                        row.insert("floor_us".into(), floor);
-                    }
-                }
                 json!({
                     "devices": gpus.describe(self.args.ranks),
                     "cudagraph": self.args.cudagraph,

@@ -1,13 +1,14 @@
 //! `bench --trace`: the gathers that a trace of requests comes to.
 
 use super::Format;
+use super::timed::{self, Timed};
 use super::trace::{self, Request};
-use crate::args;
 use crate::error::Error;
-use crate::report;
+use crate::ranks::{self, Backend, Message};
+use crate::{args, machine, report};
 use direct_dcp::plan::{Chunk, ChunkPlanner, Sharding};
 use serde::Serialize;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::slice;
 
@@ -18,7 +19,7 @@ pub(super) struct Options {
     /// Mooncake published
     #[arg(long, value_name = "FILE", conflicts_with_all = [
         "minbytes", "maxbytes", "stepfactor", "iters", "cudagraph", "warmup", "check", "loops",
-        "rows", "backend", "device", "way", "mode", "blocks",
+        "rows", "device", "way", "mode", "blocks", "layout", "requests", "planes",
     ])]
     trace: Option<PathBuf>,
     /// Traces: how many neighbouring tokens go to one rank
@@ -31,6 +32,12 @@ pub(super) struct Options {
     /// Traces: tokens of a cache page, at which contexts are cut
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = args::positive, requires = "trace")]
     block: usize,
+    /// Traces: make the gathers too, in final layout, and time them. CPUs only
+    #[arg(long, requires = "trace")]
+    time: bool,
+    /// Traces: only the first N requests
+    #[arg(long, value_name = "N", value_parser = args::positive, requires = "trace")]
+    limit: Option<usize>,
 }
 
 impl Options {
@@ -42,12 +49,15 @@ impl Options {
         let planner = Sharding::new(ranks, self.interleave)
             .and_then(|sharding| ChunkPlanner::new(sharding, self.block, self.budget))
             .map_err(|error| error.to_string())?;
+        let mut requests = trace::read(path)?;
+        requests.truncate(self.limit.unwrap_or(usize::MAX));
         Ok(Some(TracePlan {
             file: path.clone(),
             block: self.block,
             planner,
             row_bytes,
-            requests: trace::read(path)?,
+            requests,
+            time: self.time,
         }))
     }
 }
@@ -58,6 +68,11 @@ const BYTES_STAGED: &str = "stores to one rank's memory when padded rows arrive 
                             copied out, and their valid ones put in order: (2 x rows padded + rows \
                             valid) x row bytes";
 
+const STAGED_SECONDS: &str = "computed: seconds x rows padded / rows valid for the gathers, and \
+                              the copy out and the copy in order, (rows padded + rows valid) x row \
+                              bytes, at the median rate of plain copies as large as the mean \
+                              gather, of all ranks at once";
+
 /// The gathers of a trace: every request's context, planned by itself when the request comes.
 #[derive(Debug)]
 pub(super) struct TracePlan {
@@ -66,6 +81,7 @@ pub(super) struct TracePlan {
     planner: ChunkPlanner,
     row_bytes: usize,
     requests: Vec<Request>,
+    time: bool,
 }
 
 /// What a plan comes to. Lengths are in tokens.
@@ -85,13 +101,88 @@ struct Totals {
 }
 
 impl TracePlan {
-    /// Prints what it comes to.
-    pub(super) fn print(&self, format: Format) -> Result<(), Error> {
+    /// Prints what it comes to, and how long that takes if it is to be timed.
+    pub(super) fn run(&self, backend: Backend, format: Format) -> Result<(), Error> {
+        let fail = |why: String| Err(Error::Failed(why));
+        if format == Format::Csv {
+            return fail("--format csv is not for --trace; use table or json".into());
+        }
+        if backend.on_gpus() {
+            return fail(format!(
+                "--trace is not for --backend {}; use threads or processes",
+                backend.name()
+            ));
+        }
+        if backend != Backend::Threads && !self.time {
+            return fail("--backend is for --trace with --time; nothing runs without".into());
+        }
         let totals = self.totals()?;
+        let speed = match self.time {
+            true => Some(self.measure(backend, &totals)?),
+            false => None,
+        };
+        self.print(&totals, speed.as_ref(), format)
+    }
+
+    /// Makes all gathers.
+    fn measure(&self, backend: Backend, totals: &Totals) -> Result<Speed, Error> {
+        if totals.gathers == 0 {
+            return Err(Error::Failed(
+                "no request of the trace has a context to gather".into(),
+            ));
+        }
+        let sharding = self.planner.sharding();
+        let task = timed::Task {
+            contexts: self
+                .requests
+                .iter()
+                .map(|request| request.context)
+                .collect(),
+            interleave: sharding.interleave(),
+            block: self.block,
+            budget: self.planner.budget_rows(),
+            row_bytes: self.row_bytes,
+        };
+        let ranks = sharding.world_size();
+        let instead = "use fewer ranks, shorter rows or a smaller --budget";
+        machine::check_memory(task.memory(ranks), "this trace", instead)?;
+        let mut timed: Option<Timed> = None;
+        ranks::run(backend, ranks, &ranks::Task::Replay(task), &mut |message| {
+            if let Message::Text(text) = message {
+                timed = Some(serde_json::from_str(&text).map_err(|error| error.to_string())?);
+            }
+            Ok(())
+        })?;
+        let timed = timed.ok_or_else(|| String::from("rank 0 said nothing"))?;
+        let (found, planned) = (
+            (timed.gathers, timed.bytes_gathered),
+            (totals.gathers, totals.bytes_gathered),
+        );
+        if found != planned {
+            return Err(Error::Failed(format!(
+                "{} gathers delivered {} bytes, where {} of {} bytes were planned",
+                found.0, found.1, planned.0, planned.1
+            )));
+        }
+        let padded = totals.rows_padded as f64 * self.row_bytes as f64;
+        let valid = totals.bytes_gathered as f64;
+        let seconds = timed.seconds;
+        Ok(Speed {
+            backend: backend.name(),
+            way: timed.way,
+            seconds,
+            gathers_per_second: totals.gathers as f64 / seconds,
+            gathered_gbs: valid / seconds / 1e9,
+            copy_gbs: timed.copy_gbs,
+            staged_seconds: seconds * padded / valid + (padded + valid) / timed.copy_gbs / 1e9,
+        })
+    }
+
+    fn print(&self, totals: &Totals, speed: Option<&Speed>, format: Format) -> Result<(), Error> {
         let (sharding, budget) = (self.planner.sharding(), self.planner.budget_rows());
         match format {
             Format::Json => {
-                let document = json!({
+                let mut document = json!({
                     "version": env!("CARGO_PKG_VERSION"),
                     "trace": self.file.to_string_lossy(),
                     "ranks": sharding.world_size(),
@@ -104,9 +195,13 @@ impl TracePlan {
                     "bytes_staged_is": BYTES_STAGED,
                     "totals": totals,
                 });
+                if let (Value::Object(document), Some(speed)) = (&mut document, speed) {
+                    document.insert("staged_seconds_is".into(), json!(STAGED_SECONDS));
+                    document.insert("timed".into(), json!(speed));
+                }
                 report::line(&format!("{document:#}"))
             }
-            Format::Table => {
+            Format::Table | Format::Csv => {
                 report::line(&format!(
                     "# {}: {} ranks, interleave {}, pages of {} tokens, at most {budget} rows in a \
                      gather, rows of {} bytes",
@@ -119,11 +214,9 @@ impl TracePlan {
                 report::line(&format!("# rows padded: {ROWS_PADDED}"))?;
                 report::line(&format!("# bytes gathered: {BYTES_GATHERED}"))?;
                 report::line(&format!("# bytes staged: {BYTES_STAGED}"))?;
-                totals.print()
+                totals.print()?;
+                speed.map_or(Ok(()), Speed::print)
             }
-            Format::Csv => Err(Error::Failed(
-                "--format csv is not for --trace; use table or json".into(),
-            )),
         }
     }
 
@@ -156,6 +249,40 @@ impl TracePlan {
         totals.bytes_gathered = bytes(totals.rows_valid)?;
         totals.bytes_staged = bytes(2 * totals.rows_padded + totals.rows_valid)?;
         Ok(totals)
+    }
+}
+
+/// How fast the gathers were.
+#[derive(Debug, Serialize)]
+struct Speed {
+    backend: &'static str,
+    way: String,
+    seconds: f64,
+    gathers_per_second: f64,
+    gathered_gbs: f64,
+    copy_gbs: f64,
+    staged_seconds: f64,
+}
+
+impl Speed {
+    fn print(&self) -> Result<(), Error> {
+        report::line(&format!(
+            "# timed on {} by {}; GB/s: bytes gathered of one rank; copies: plain ones of one rank, \
+             all at once",
+            self.backend, self.way
+        ))?;
+        report::line(&format!("# staged seconds: {STAGED_SECONDS}"))?;
+        let table = report::Table::new(&[16, 20], 1);
+        for (name, number) in [
+            ("seconds", format!("{:.3}", self.seconds)),
+            ("gathers/s", format!("{:.0}", self.gathers_per_second)),
+            ("GB/s", format!("{:.2}", self.gathered_gbs)),
+            ("copies GB/s", format!("{:.2}", self.copy_gbs)),
+            ("staged seconds", format!("{:.3}", self.staged_seconds)),
+        ] {
+            report::line(&table.row(&[name, &number]))?;
+        }
+        Ok(())
     }
 }
 

@@ -1,6 +1,6 @@
 //! The gathers of a rank whose rows are on a GPU.
 
-use super::{Gathered, POISON, Task};
+use super::task::{Gathered, POISON, Task};
 use crate::gpu;
 use crate::ranks::RankError;
 use direct_dcp::Group;
@@ -53,8 +53,7 @@ impl Task {
         let (zero_copy, _) = timed(Delivery::ZeroCopy, "zero-copy")?;
         Ok(Gathered {
             way: gather.workspace().way().to_string(),
-            copy_out,
-            zero_copy,
+            times: vec![("copy_out", copy_out), ("zero_copy", zero_copy)],
             rows,
         })
     }

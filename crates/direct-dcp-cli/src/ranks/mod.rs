@@ -112,6 +112,7 @@ impl WayChoice {
 pub(crate) enum Task {
     Gather(gather::Task),
     Bench(bench::Task),
+    Replay(bench::ReplayTask),
     Probe(doctor::Task),
 }
 
@@ -121,6 +122,7 @@ impl Task {
         match self {
             Task::Gather(task) => task.run(&group, emit),
             Task::Bench(task) => task.run(&group, emit),
+            Task::Replay(task) => task.run(&group, emit),
             Task::Probe(task) => task.run(&group, emit),
         }
     }
