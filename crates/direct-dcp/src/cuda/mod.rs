@@ -31,6 +31,7 @@ mod gather;
 mod memory;
 mod multicast;
 mod outlook;
+mod pipeline;
 mod rehearsal;
 mod watcher;
 mod workspace;
@@ -42,5 +43,6 @@ pub use direct_dcp_cuda::{
 };
 pub use gather::{Gathered, KvGather};
 pub use outlook::{Outlook, multicast_forbidden_by};
+pub use pipeline::{Pipeline, Ticket};
 pub use rehearsal::Rehearsal;
 pub use workspace::Workspace;
