@@ -3,7 +3,7 @@
 use super::ceiling::Ceiling;
 use super::clock::{agree_on_start, now, wait_until, word};
 use super::device::{self, Gpu};
-use super::{Found, pattern};
+use super::{Found, pattern, pipeline};
 use crate::machine;
 use crate::ranks::{Emit, Message, RankError, WayChoice};
 use crate::report::{median, p99};
@@ -51,6 +51,8 @@ pub(crate) struct Task {
     pub(super) warmup: usize,
     pub(super) loops: usize,
     pub(super) check: bool,
+    /// Whether to measure windows in flight, instead of modes.
+    pub(super) pipeline: bool,
     /// None if the ranks are on CPUs.
     pub(super) gpu: Option<Gpu>,
 }
@@ -140,6 +142,9 @@ impl Task {
 
     /// One rank's part.
     pub(crate) fn run(&self, group: &Group, emit: &mut Emit<'_>) -> Result<(), RankError> {
+        if self.pipeline {
+            return pipeline::measure(self, group, emit);
+        }
         if let Some(gpu) = self.gpu {
             return device::run(self, gpu, group, emit);
         }

@@ -9,6 +9,7 @@
 //! | `clock` | one time for all ranks, and loops that start together |
 //! | `printer` | what is printed |
 //! | `pattern` | random rows that any rank can check |
+//! | `pipeline` | windows that are gathered while earlier ones are read |
 //! | `trace` | a trace of requests, and what each finds in the cache |
 //! | `replay` | the gathers that a trace comes to |
 
@@ -17,6 +18,7 @@ mod clock;
 mod device;
 mod measure;
 mod pattern;
+mod pipeline;
 mod printer;
 mod replay;
 mod trace;
@@ -60,6 +62,9 @@ floor    in place of the ceiling, at the rate of plain device-to-device copies i
          slices at the rate of bytes read and written. Ranks on several devices: the slices that come
          in over one device's link, at the rate of copies between two devices
 
+With --pipeline windows are gathered by a thread of their own while the rank reads earlier ones, by as
+many copies as take as long: with 2 slots, where both take turns, and with 3, where they overlap.
+
 With --trace nothing is timed. The context of each request, which is what earlier requests left in
 the cache, is cut into gathers, and what those move is counted.
 
@@ -68,6 +73,7 @@ Examples:
   direct-dcp bench --ranks 2 --rows 1,1024 --mode zero-copy --way shared-slot,push
   direct-dcp bench -b 1K -e 16M -f 4 -n 50 --backend processes --format csv
   direct-dcp bench --backend cuda --ranks 4 -G 20 --way push,pull,staged
+  direct-dcp bench --pipeline --ranks 2 --rows 1024,4096 --blocks 1
   direct-dcp bench --trace conversation.jsonl --ranks 8 --interleave 16")]
 pub(crate) struct Args {
     /// The smallest size S; K, M and G stand for powers of 1024
@@ -137,6 +143,9 @@ pub(crate) struct Args {
     /// most blocks of a launch [default: as many as pay]
     #[arg(long, value_name = "N", value_parser = blocks)]
     blocks: Option<usize>,
+    /// Time gathers that overlap with the reading of earlier results, with 2 slots and with 3
+    #[arg(long, conflicts_with_all = ["mode", "cudagraph", "trace"])]
+    pipeline: bool,
     /// How to print the result
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
@@ -200,6 +209,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Error> {
             "--way copy-engine cannot be captured into a graph; leave out --cudagraph".into(),
         ));
     }
+    if args.pipeline && args.backend.on_gpus() {
+        return Err(Error::Failed(
+            "--pipeline is for CPUs; use it with --backend threads or processes".into(),
+        ));
+    }
     let (gpus, gpu) = match place {
         Place::Cpu => (None, None),
         Place::Cuda { device } => {
@@ -224,6 +238,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Error> {
         warmup: args.warmup,
         loops: args.loops,
         check: args.check == 1,
+        pipeline: args.pipeline,
     };
     if task.cases() == 0 {
         return Err(Error::Failed(
@@ -238,6 +253,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Error> {
         gpus.check_memory(args.ranks, bytes, "this benchmark", instead)?;
     }
 
+    if args.pipeline {
+        return pipeline::run(args, task);
+    }
     let progress = progress(task.cases() as u64);
     let printer = Printer::new(args, &task, gpus);
     // The bar and the table may share a terminal.
@@ -264,7 +282,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Error> {
     })?;
     progress.finish_and_clear();
     printer.end(&rows, copies.as_ref())?;
-    let wrong: u64 = rows.iter().filter_map(|row| row.wrong).sum();
+    all_right(rows.iter().filter_map(|row| row.wrong).sum())
+}
+
+fn all_right(wrong: u64) -> Result<(), Error> {
     match wrong {
         0 => Ok(()),
         _ => Err(Error::Failed(format!(
