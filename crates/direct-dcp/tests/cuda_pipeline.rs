@@ -208,6 +208,8 @@ fn a_gather_waits_for_its_rows() {
             // SAFETY: both are in the buffer, and apart.
             unsafe { ends.stream.copy_on_device(to, from, ends.bytes) }.unwrap();
             let ticket = ends.submit(0).unwrap();
+            // Time to take the rows too early.
+            sleep(millis(60));
             ends.open();
             // Later work that takes long is not waited for.
             let reader = Stream::new(ends.pipeline.gather().workspace().context()).unwrap();
