@@ -159,3 +159,41 @@ fn final_layout_beside_what_it_replaces() {
         "{text}"
     );
 }
+
+#[test]
+fn windows_in_flight_are_timed_and_right() {
+    for backend in ["threads", "processes"] {
+        let args = ["--pipeline", "--backend", backend, "--rows", "1,17"];
+        let document = json(&[&args[..], &["--way", "shared-slot,push,pull"]].concat());
+        let results = document["results"].as_array().unwrap();
+        assert_eq!(results.len(), 2 * 3);
+        for row in results {
+            let number = |name: &str| row[name].as_f64().unwrap();
+            assert_eq!(row["wrong"], 0, "{row}");
+            assert!(
+                number("gather_us") > 0.0 && number("copies") >= 1.0,
+                "{row}"
+            );
+            close(
+                number("ratio"),
+                number("three_slots_us") / number("two_slots_us"),
+            );
+        }
+    }
+    let quick = [
+        "bench",
+        "--pipeline",
+        "-n",
+        "4",
+        "--loops",
+        "2",
+        "--rows",
+        "3",
+    ];
+    let table = run(&quick).success();
+    let last = table.lines().last().unwrap();
+    assert_eq!(last.split_whitespace().count(), 9, "{table}");
+    let csv = run(&[&quick[..], &["--format", "csv"]].concat()).success();
+    let fields: Vec<_> = csv.lines().map(|line| line.split(',').count()).collect();
+    assert_eq!(fields, [13, 13], "{csv}");
+}

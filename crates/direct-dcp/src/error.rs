@@ -33,6 +33,17 @@ pub enum GatherError {
         /// The call whose result is held.
         epoch: u64,
     },
+    /// A window was acquired a second time, or before one that was submitted earlier.
+    #[error(
+        "the window of call {epoch} is not the next to be acquired, which is {}; windows are acquired once each, in the order in which they were submitted",
+        .next.map_or_else(|| "none".to_owned(), |next| format!("that of call {next}"))
+    )]
+    OutOfTurn {
+        /// The call whose window was asked for.
+        epoch: u64,
+        /// The call whose window is next, if any is left.
+        next: Option<u64>,
+    },
     /// Another thread is in a call on this ubatch: use one thread, or one ubatch each.
     #[error(
         "ubatch {ubatch}: another thread is in a call on it; calls on one ubatch must have one order on all ranks"

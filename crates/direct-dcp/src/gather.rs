@@ -121,24 +121,7 @@ impl KvGather {
         rows: &Rows<'_>,
         layout: &FinalLayout,
     ) -> Result<Planes, GatherError> {
-        let lane = self.ready(ubatch)?;
-        let (format, ours) = (layout.format(), self.workspace.format());
-        let asked = rows
-            .becomes()
-            .map_or(format, |dtype| RowFormat::new(dtype, format.dim()));
-        if format != ours || asked != ours {
-            let got = if format == ours { asked } else { format };
-            return Err(invalid(
-                "row format",
-                format!("{ours}, the workspace's"),
-                got,
-            ));
-        }
-        if let Conversion::Dequantize(scale) = rows.conversion
-            && !scale.is_finite()
-        {
-            return Err(invalid("scale", "a finite number".into(), scale));
-        }
+        let lane = self.prepare_final(ubatch, rows, layout)?;
         let started = Instant::now();
         let timeout = self.patience(lane.epoch());
         lane.place(layout.placement(), rows.rows, rows.conversion, timeout)
@@ -171,15 +154,60 @@ impl KvGather {
         }
     }
 
-    fn prepare(&self, ubatch: usize, local: &[u8]) -> Result<(&Arc<Lane>, Shape), GatherError> {
+    /// The lane of a ubatch, and what a call of `local` gathers there.
+    pub(crate) fn prepare(
+        &self,
+        ubatch: usize,
+        local: &[u8],
+    ) -> Result<(&Arc<Lane>, Shape), GatherError> {
         let lane = self.ready(ubatch)?;
         let most = self.workspace.capacity_rows() / self.workspace.group().world_size();
         let shape = shape(self.workspace.format(), local.len(), most)?;
         Ok((lane, shape))
     }
 
+    /// Whether `rows` could be gathered to the places of `layout`, slots aside.
+    pub(crate) fn check_final(
+        &self,
+        ubatch: usize,
+        rows: &Rows<'_>,
+        layout: &FinalLayout,
+    ) -> Result<(), GatherError> {
+        let lane = self.prepare_final(ubatch, rows, layout)?;
+        lane.check_placement(layout.placement(), rows.rows, rows.conversion)
+            .map_err(|error| self.explain(error, ubatch, Instant::now()))
+    }
+
+    /// The lane of a ubatch, if `rows` become what `layout` and the workspace are for.
+    fn prepare_final(
+        &self,
+        ubatch: usize,
+        rows: &Rows<'_>,
+        layout: &FinalLayout,
+    ) -> Result<&Arc<Lane>, GatherError> {
+        let lane = self.ready(ubatch)?;
+        let (format, ours) = (layout.format(), self.workspace.format());
+        let asked = rows
+            .becomes()
+            .map_or(format, |dtype| RowFormat::new(dtype, format.dim()));
+        if format != ours || asked != ours {
+            let got = if format == ours { asked } else { format };
+            return Err(invalid(
+                "row format",
+                format!("{ours}, the workspace's"),
+                got,
+            ));
+        }
+        if let Conversion::Dequantize(scale) = rows.conversion
+            && !scale.is_finite()
+        {
+            return Err(invalid("scale", "a finite number".into(), scale));
+        }
+        Ok(lane)
+    }
+
     /// The lane of a ubatch, unless this generation is over.
-    fn ready(&self, ubatch: usize) -> Result<&Arc<Lane>, GatherError> {
+    pub(crate) fn ready(&self, ubatch: usize) -> Result<&Arc<Lane>, GatherError> {
         let lane = self.workspace.lane(ubatch).ok_or_else(|| {
             let ubatches = self.workspace.ubatches();
             invalid("ubatch", format!("below {ubatches}"), ubatch)

@@ -39,6 +39,7 @@
 //! | [`Group`] | the ranks, and how they find and lose one another |
 //! | [`Workspace`] | the memory that they share, sized once |
 //! | [`KvGather`] | the operation: [`gather_into`](KvGather::gather_into) copies out, [`gather`](KvGather::gather) lends the slot, [`gather_final`](KvGather::gather_final) puts every row in its final place |
+//! | [`Pipeline`] | gathers that go on while earlier results are read |
 //! | [`plan`] | which rows to gather: who owns which token, chunks that fit, and where each row belongs |
 //!
 //! # What it does not do
@@ -54,7 +55,9 @@ mod gather;
 mod group;
 mod layout;
 mod options;
+mod pipeline;
 pub mod plan;
+mod window;
 mod workspace;
 
 pub use error::GatherError;
@@ -63,6 +66,7 @@ pub use gather::{Gathered, KvGather, Status};
 pub use group::{AbortHandle, Exchange, Group, GroupError, Launcher};
 pub use layout::{FinalLayout, Pages, Planes, Rows};
 pub use options::{Way, WorkspaceError, WorkspaceOptions};
+pub use pipeline::{Pipeline, Ticket};
 pub use workspace::Workspace;
 
 /// The program in the README, compiled and run.

@@ -5,7 +5,7 @@ use super::clock::{agree_on_start, now, wait_until, word};
 use super::device::{self, Gpu};
 use super::round::{Measured, Round, Row};
 use super::split::Split;
-use super::{Found, pattern, request_major};
+use super::{Found, pattern, pipeline, request_major};
 use crate::machine;
 use crate::ranks::{Emit, Message, RankError, WayChoice};
 use direct_dcp::{DType, Group, KvGather, RowFormat, Way, Workspace, WorkspaceOptions};
@@ -52,6 +52,8 @@ pub(crate) struct Task {
     pub(super) warmup: usize,
     pub(super) loops: usize,
     pub(super) check: bool,
+    /// Whether to measure windows in flight, instead of modes.
+    pub(super) pipeline: bool,
     /// None if the ranks are on CPUs.
     pub(super) gpu: Option<Gpu>,
     /// Of gathers in final layout, what they deliver.
@@ -126,6 +128,9 @@ impl Task {
 
     /// One rank's part.
     pub(crate) fn run(&self, group: &Group, emit: &mut Emit<'_>) -> Result<(), RankError> {
+        if self.pipeline {
+            return pipeline::measure(self, group, emit);
+        }
         if let Some(gpu) = self.gpu {
             return device::run(self, gpu, group, emit);
         }

@@ -12,6 +12,7 @@
 //! | `clock` | one time for all ranks, and loops that start together |
 //! | `printer` | what is printed |
 //! | `pattern` | random rows that any rank can check |
+//! | `pipeline` | windows that are gathered while earlier ones are read |
 //! | `trace` | a trace of requests, and what each finds in the cache |
 //! | `replay` | the gathers that a trace comes to |
 //! | `timed` | making them |
@@ -21,6 +22,7 @@ mod clock;
 mod device;
 mod measure;
 mod pattern;
+mod pipeline;
 mod printer;
 mod replay;
 mod request_major;
@@ -82,12 +84,16 @@ With --trace no sizes are timed. The context of each request, which is what earl
 the cache, is cut into gathers, and what those move is counted. With --time they are made as well, in
 final layout, and what is counted where the rows arrive has to be what was planned.
 
+With --pipeline windows are gathered by a thread of their own while the rank reads earlier ones, by as
+many copies as take as long: with 2 slots, where both take turns, and with 3, where they overlap.
+
 Examples:
   direct-dcp bench
   direct-dcp bench --ranks 2 --rows 1,1024 --mode zero-copy --way shared-slot,push
   direct-dcp bench -b 1K -e 16M -f 4 -n 50 --backend processes --format csv
   direct-dcp bench --backend cuda --ranks 4 -G 20 --way push,pull,staged
   direct-dcp bench --layout request-major --planes 1024,128 --rows 128,1024,4096
+  direct-dcp bench --pipeline --ranks 2 --rows 1024,4096 --blocks 1
   direct-dcp bench --trace conversation.jsonl --ranks 8 --interleave 16
   direct-dcp bench --trace conversation.jsonl --time --limit 500")]
 pub(crate) struct Args {
@@ -158,6 +164,9 @@ pub(crate) struct Args {
     /// most blocks of a launch [default: as many as pay]
     #[arg(long, value_name = "N", value_parser = blocks)]
     blocks: Option<usize>,
+    /// Time gathers that overlap with the reading of earlier results, with 2 slots and with 3
+    #[arg(long, conflicts_with_all = ["mode", "cudagraph", "trace"])]
+    pipeline: bool,
     /// How to print the result
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
@@ -223,6 +232,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Error> {
             "--way copy-engine cannot be captured into a graph; leave out --cudagraph".into(),
         ));
     }
+    if args.pipeline && args.backend.on_gpus() {
+        return Err(Error::Failed(
+            "--pipeline is for CPUs; use it with --backend threads or processes".into(),
+        ));
+    }
     let request_major = args
         .layout
         .split(args.backend, &args.way, args.blocks, args.row_bytes)?;
@@ -254,6 +268,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Error> {
         loops: args.loops,
         check: args.check == 1,
         request_major,
+        pipeline: args.pipeline,
     };
     if task.cases() == 0 {
         return Err(Error::Failed(
@@ -268,6 +283,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Error> {
         gpus.check_memory(args.ranks, bytes, "this benchmark", instead)?;
     }
 
+    if args.pipeline {
+        return pipeline::run(args, task);
+    }
     let progress = progress(task.cases() as u64);
     let printer = Printer::new(args, &task, gpus);
     // The bar and the table may share a terminal.
@@ -294,7 +312,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Error> {
     })?;
     progress.finish_and_clear();
     printer.end(&rows, copies.as_ref())?;
-    let wrong: u64 = rows.iter().filter_map(|row| row.wrong).sum();
+    all_right(rows.iter().filter_map(|row| row.wrong).sum())
+}
+
+fn all_right(wrong: u64) -> Result<(), Error> {
     match wrong {
         0 => Ok(()),
         _ => Err(Error::Failed(format!(

@@ -250,6 +250,37 @@ impl Lane {
         timeout: Duration,
     ) -> Result<Held, LaunchError> {
         let _turn = self.turn()?;
+        self.check_placement(placement, rows, conversion)?;
+        self.check_slots()?;
+        let geometry = &self.options.geometry;
+        let shape = Shape {
+            rows: placement.total_rows(),
+            row_bytes: geometry.row_bytes,
+            digest: placement.digest(),
+        }
+        .in_form(false);
+        let epoch = self.epoch() + 1;
+        let slot = slot_of(epoch, self.slots());
+        let local = Local::Placed {
+            placement,
+            rows,
+            conversion,
+        };
+        self.launch(shape, local, std::ptr::null_mut(), false, false, timeout)?;
+        let len = geometry.capacity_rows as usize * geometry.row_bytes as usize;
+        Ok(self.hold(slot, epoch, self.own_region().slot(slot), len))
+    }
+
+    /// Whether a call of [`place`](Lane::place) could take these rows, slots aside.
+    ///
+    /// # Errors
+    /// See [`LaunchError`].
+    pub fn check_placement(
+        &self,
+        placement: &Placement,
+        rows: Rows<'_>,
+        conversion: Conversion,
+    ) -> Result<(), LaunchError> {
         let geometry = &self.options.geometry;
         if geometry.way == Way::Pull {
             return Err(LaunchError::Pulled);
@@ -275,23 +306,15 @@ impl Lane {
         if let Some((row, slot)) = rows.outside(placement.runs(), source_bytes) {
             return Err(LaunchError::OutsideCache { row, slot });
         }
-        self.check_slots()?;
-        let shape = Shape {
-            rows: placement.total_rows(),
-            row_bytes: geometry.row_bytes,
-            digest: placement.digest(),
-        }
-        .in_form(false);
-        let epoch = self.epoch() + 1;
-        let slot = slot_of(epoch, self.slots());
-        let local = Local::Placed {
-            placement,
-            rows,
-            conversion,
-        };
-        self.launch(shape, local, std::ptr::null_mut(), false, false, timeout)?;
-        let len = geometry.capacity_rows as usize * row_bytes;
-        Ok(self.hold(slot, epoch, self.own_region().slot(slot), len))
+        Ok(())
+    }
+
+    /// Whether the result of call `epoch` is held.
+    #[must_use]
+    pub fn holds(&self, epoch: u64) -> bool {
+        let held = self.held.get(slot_of(epoch, self.slots()) as usize);
+        // SYNC: held.
+        held.is_some_and(|held| held.load(Ordering::Acquire) == epoch)
     }
 
     /// Marks the slot of a call that has delivered as held.

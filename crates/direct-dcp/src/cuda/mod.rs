@@ -32,6 +32,7 @@ mod layout;
 mod memory;
 mod multicast;
 mod outlook;
+mod pipeline;
 mod rehearsal;
 mod watcher;
 mod workspace;
@@ -44,5 +45,6 @@ pub use direct_dcp_cuda::{
 pub use gather::{Gathered, KvGather};
 pub use layout::{FinalLayout, Planes};
 pub use outlook::{Outlook, multicast_forbidden_by};
+pub use pipeline::{Pipeline, Ticket};
 pub use rehearsal::Rehearsal;
 pub use workspace::Workspace;
