@@ -165,7 +165,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = blocks)]
     blocks: Option<usize>,
     /// Time gathers that overlap with the reading of earlier results, with 2 slots and with 3
-    #[arg(long, conflicts_with_all = ["mode", "cudagraph", "trace"])]
+    #[arg(long, conflicts_with_all = ["mode", "cudagraph", "trace", "layout"])]
     pipeline: bool,
     /// How to print the result
     #[arg(long, value_enum, default_value_t = Format::Table)]

@@ -4,6 +4,7 @@ use super::Format;
 use super::timed::{self, Timed};
 use super::trace::{self, Request};
 use crate::error::Error;
+use crate::interrupt;
 use crate::ranks::{self, Backend, Message};
 use crate::{args, machine, report};
 use direct_dcp::plan::{Chunk, ChunkPlanner, Sharding};
@@ -238,6 +239,7 @@ impl TracePlan {
         }
         let ranks = self.planner.sharding().world_size();
         for chunk in self.chunks() {
+            interrupt::check()?;
             totals.gathers += 1;
             totals.rows_valid += chunk.total_rows() as u64;
             totals.rows_padded += (chunk.local_rows() * ranks) as u64;
