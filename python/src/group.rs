@@ -53,13 +53,12 @@ impl Group {
             all_gather,
             raised: None,
         };
-        let built = py.detach(|| direct_dcp::Group::with_exchange(&mut exchange));
+        let built = py.detach(|| direct_dcp::Group::with_exchange_timeout(&mut exchange, timeout));
         // What Python raised says more than that something was raised.
         if let Some(raised) = exchange.raised {
             return Err(raised);
         }
-        let inner = built.map_err(errors::group)?.with_timeout(timeout);
-        Ok(Group { inner })
+        built.map(|inner| Group { inner }).map_err(errors::group)
     }
 
     /// The group of a torch.distributed process group, the default one if none is named.

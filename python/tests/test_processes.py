@@ -6,6 +6,9 @@ import pickle
 import socket
 import subprocess
 import sys
+import time
+
+from helpers import raises
 
 import direct_dcp
 
@@ -85,3 +88,14 @@ def test_errors_travel_between_processes():
     for kind in (direct_dcp.Error, direct_dcp.InvalidArgument):
         assert issubclass(kind, RuntimeError)
     assert issubclass(direct_dcp.InvalidArgument, ValueError)
+
+
+def test_a_store_is_waited_for_no_longer_than_was_said(tmp_path):
+    """Rank 1 is heard of, and never comes."""
+    start = time.monotonic()
+    with raises(direct_dcp.Timeout) as late:
+        direct_dcp.Group.from_exchange(
+            0, 2, lambda card: [card, card.split(b"\n")[0] + b"\n" + bytes(tmp_path)], timeout=0.2
+        )
+    assert late.value.missing == [1]
+    assert time.monotonic() - start < 10
