@@ -60,3 +60,25 @@ def test_the_readme_is_right():
     (program,) = [part.split("```")[0] for part in readme.split("```python\n")[1:]]
     run = python("-c", program)
     assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_types_have_names_without_numpy():
+    code = """
+import sys
+sys.modules["numpy"] = sys.modules["torch"] = None
+import direct_dcp
+from direct_dcp._gather import _format
+assert _format(None, "float32", 8) == ("bytes", 32, 32)
+assert _format(None, "uint8", 8) == ("bytes", 8, 8)
+assert _format(None, "float16", 8) == ("f16", 8, 16)
+group = direct_dcp.Group.threads(2)[0]
+for name in ("fp8", "f16", None.__class__):
+    try:
+        direct_dcp.KvGather(group, 128, dtype=name, dim=8)
+    except direct_dcp.InvalidArgument as error:
+        assert "row_bytes" in str(error) and "float8_e5m2" in str(error), error
+    else:
+        raise AssertionError(name)
+"""
+    run = python("-c", code)
+    assert (run.returncode, run.stderr) == (0, "")

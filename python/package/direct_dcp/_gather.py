@@ -18,6 +18,24 @@ _GRANULARITY = 2 << 20
 # The names of element types that the ranks compare. All others travel as bytes.
 _NAMED = {"float16": "f16", "bfloat16": "bf16", "float8_e4m3fn": "f8e4m3"}
 
+# Bytes of an element, by the names that torch and numpy share.
+_SIZES = {
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "int8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "uint8": 1,
+    "uint16": 2,
+    "uint32": 4,
+    "uint64": 8,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+}
+
 
 class Status(NamedTuple):
     """Where a rank stands."""
@@ -281,14 +299,21 @@ def _format(row_bytes: int | None, dtype: Any, dim: int | None) -> tuple[str, in
         raise wrong
     name = getattr(dtype, "__name__", None) or str(dtype)
     name = name.removeprefix("torch.")
-    size = getattr(dtype, "itemsize", None)
-    if name in _NAMED:
-        return _NAMED[name], dim, dim * (1 if name.startswith("float8") else 2)
+    size = _SIZES.get(name) or getattr(dtype, "itemsize", None)
     if not isinstance(size, int):
-        import numpy
+        size = _numpy_size(dtype)
+    if size is None:
+        raise InvalidArgument(
+            f"dtype: {dtype!r} is unknown; expected a type of torch's or numpy's, or one of "
+            f"{', '.join(_SIZES)}; for any other pass row_bytes in place of dtype and dim"
+        )
+    return (_NAMED[name], dim, dim * size) if name in _NAMED else ("bytes", dim * size, dim * size)
 
-        try:
-            size = numpy.dtype(dtype).itemsize
-        except TypeError:
-            raise InvalidArgument(f"dtype: {dtype!r} is unknown; pass row_bytes") from None
-    return "bytes", dim * size, dim * size
+
+def _numpy_size(dtype: Any) -> int | None:
+    """Bytes of what only numpy knows, such as its scalar classes, if the caller has imported it."""
+    numpy = sys.modules.get("numpy")
+    try:
+        return numpy and numpy.dtype(dtype).itemsize
+    except (TypeError, ValueError):
+        return None
