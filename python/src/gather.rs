@@ -3,7 +3,9 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use direct_dcp::cuda::{self, Stream};
-use direct_dcp::{DType, GatherError, KvGather, RowFormat, Way, Workspace, WorkspaceOptions};
+use direct_dcp::{
+    DType, GatherError, KvGather, RowFormat, Way, Workspace, WorkspaceError, WorkspaceOptions,
+};
 use pyo3::prelude::*;
 
 use crate::errors;
@@ -75,7 +77,32 @@ pub(crate) fn memory_bytes(
         true => options.device_bytes(world_size),
         false => options.memory_bytes(world_size),
     };
-    bytes.map_err(errors::workspace)
+    bytes.map_err(|error| errors::workspace(in_bytes(error)))
+}
+
+/// An error about rows that are so many bytes, which to their caller have no `dim`.
+fn in_bytes(error: WorkspaceError) -> WorkspaceError {
+    match error {
+        WorkspaceError::InvalidArgument {
+            what: "dim", got, ..
+        } => WorkspaceError::InvalidArgument {
+            what: "row_bytes",
+            expected: "a positive number of bytes in a row".into(),
+            got,
+        },
+        WorkspaceError::Mismatch {
+            source_rank,
+            field: "dim",
+            ours,
+            theirs,
+        } => WorkspaceError::Mismatch {
+            source_rank,
+            field: "row_bytes",
+            ours,
+            theirs,
+        },
+        error => error,
+    }
 }
 
 /// A ubatch as Python has it.
@@ -159,7 +186,10 @@ impl Gather {
                 }))
             }),
         });
-        let on = on.map_err(errors::workspace)?;
+        let on = on.map_err(|error| match dtype {
+            "bytes" => errors::workspace(in_bytes(error)),
+            _ => errors::workspace(error),
+        })?;
         Ok(Gather { on: Some(on) })
     }
 

@@ -173,10 +173,18 @@ def test_ranks_that_disagree_find_out():
     def other_options(group):
         with raises(direct_dcp.Mismatch) as other:
             KvGather(group, 8, 16 + 16 * group.rank)
-        assert other.value.field == "dim"
+        assert other.value.field == "row_bytes" and "row_bytes" in str(other.value)
         group.barrier()
 
     in_threads(2, other_options)
+
+    def other_elements(group):
+        with raises(direct_dcp.Mismatch) as other:
+            KvGather(group, 8, dtype="float16", dim=16 + 16 * group.rank)
+        assert other.value.field == "dim"
+        group.barrier()
+
+    in_threads(2, other_elements)
 
 
 def test_a_waiting_rank_is_aborted():
@@ -251,7 +259,10 @@ def test_options_that_no_group_could_use():
         (dict(capacity_rows=8.0, row_bytes=16), "capacity_rows"),
         (dict(capacity_rows=8, row_bytes=16, slots=-1), "slots"),
         (dict(capacity_rows=8, row_bytes=16, device=-1), "device"),
-        (dict(capacity_rows=8, row_bytes=0), "dim"),
+        (dict(capacity_rows=8, row_bytes=0), "row_bytes: expected a positive number of bytes"),
+        (dict(capacity_rows=8, row_bytes="8"), "row_bytes: expected a whole number"),
+        (dict(capacity_rows=8, dtype="float16", dim="8"), "dim: expected a whole number"),
+        (dict(capacity_rows=8, dtype="float16", dim=0), "dim"),
         (dict(capacity_rows=8), "row_bytes"),
         (dict(capacity_rows=8, row_bytes=16, dtype="float16", dim=8), "either"),
         (dict(capacity_rows=8, row_bytes=16, slots=1), "slots"),

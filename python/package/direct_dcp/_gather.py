@@ -294,9 +294,11 @@ def _format(row_bytes: int | None, dtype: Any, dim: int | None) -> tuple[str, in
     if dtype is None or dim is None:
         if row_bytes is None or dtype is not dim:
             raise wrong
+        _check(row_bytes=row_bytes)
         return "bytes", row_bytes, row_bytes
     if row_bytes is not None:
         raise wrong
+    _check(dim=dim)
     name = getattr(dtype, "__name__", None) or str(dtype)
     name = name.removeprefix("torch.")
     size = _SIZES.get(name) or getattr(dtype, "itemsize", None)
