@@ -208,7 +208,17 @@ def test_the_survivors_go_on():
         with raises(direct_dcp.PeerLost) as lost:
             gather.gather_into(rows_of(group.rank, 0, 2, 16), bytearray(96))
         assert lost.value.rank in (0, 1, 2)
-        gather = gather.rebuild(5.0)
+        ended, gather = gather, gather.rebuild(5.0)
+        for use in (
+            lambda: ended.gather_into(bytes(16), bytearray(32)),
+            lambda: ended.gather(bytes(16)),
+            ended.check,
+            ended.status,
+            lambda: ended.way,
+            ended.rebuild,
+        ):
+            with raises(direct_dcp.Error, "that rebuild returned"):
+                use()
         assert (gather.group.world_size, gather.capacity_rows, gather.ubatches) == (2, 4, 2)
         assert gather.group.previous_ranks == [0, 2]
         out = bytearray([POISON]) * 64

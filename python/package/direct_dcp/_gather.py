@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from . import _native, _rows
-from .errors import InvalidArgument
+from .errors import Error, InvalidArgument
 
 _log = logging.getLogger("direct_dcp")
 
@@ -208,7 +208,7 @@ class KvGather:
         This one is of no more use, whatever the result.
         """
         rows_each = self.capacity_rows // self.group.world_size
-        del self._native
+        self._native = _Rebuilt()  # type: ignore[assignment]
         group = self.group.rebuild(deadline)
         return KvGather(group, rows_each * group.world_size, **self._options)
 
@@ -216,6 +216,13 @@ class KvGather:
         if stream is not None or self.device is None:
             return stream or 0
         return _stream(self.device)
+
+
+class _Rebuilt:
+    """What is left of a gather whose group is rebuilt."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise Error("this gather's group was rebuilt; use the gather that rebuild returned")
 
 
 class Gathered:
