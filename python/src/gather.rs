@@ -37,8 +37,13 @@ fn options(
             .clone()
             .find(|way| way.to_string() == name)
             .ok_or_else(|| {
-                let mut names: Vec<String> = way.map(|way| way.to_string()).collect();
-                names.dedup();
+                let mut names: Vec<String> = Vec::new();
+                for name in way.map(|way| way.to_string()) {
+                    // Some are ways on CPUs and on GPUs.
+                    if !names.contains(&name) {
+                        names.push(name);
+                    }
+                }
                 errors::invalid(format!(
                     "way: expected one of {}, got {name:?}",
                     names.join(", ")
