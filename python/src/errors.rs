@@ -38,7 +38,14 @@ pub(crate) fn gather(error: GatherError) -> PyErr {
     let message = error.to_string();
     match error {
         GatherError::InvalidArgument { .. } => InvalidArgument::new_err((message,)),
-        GatherError::SlotInUse { ubatch, epoch } => SlotInUse::new_err((message, ubatch, epoch)),
+        GatherError::SlotInUse { ubatch, epoch } => {
+            let message = format!(
+                "ubatch {ubatch}: the result of call {epoch} is still held, and this call would \
+                 let peers overwrite it; leave its `with` block first, or build the gather with a \
+                 larger `slots=`"
+            );
+            SlotInUse::new_err((message, ubatch, epoch))
+        }
         GatherError::Timeout { epoch, missing, .. } => Timeout::new_err((message, missing, epoch)),
         GatherError::PeerLost { rank } => PeerLost::new_err((message, rank)),
         GatherError::Mismatch {

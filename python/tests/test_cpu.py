@@ -86,7 +86,7 @@ def test_a_held_slot_is_not_overwritten():
         gather = KvGather(group, 8, 16, slots=3)
         first = gather.gather(rows_of(group.rank, 1, 2, 16))
         second = gather.gather(rows_of(group.rank, 2, 2, 16))
-        with raises(direct_dcp.SlotInUse) as refused:
+        with raises(direct_dcp.SlotInUse, "`with` block", "`slots=`") as refused:
             gather.gather(rows_of(group.rank, 3, 2, 16))
         assert (refused.value.ubatch, refused.value.epoch) == (0, 1)
         assert first.rows == rows_of_all(2, 1, 2, 16)
