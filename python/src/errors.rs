@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use direct_dcp::cuda::CudaError;
 use direct_dcp::{GatherError, GroupError, WorkspaceError};
-use pyo3::PyErr;
+use pyo3::exceptions::{PyOverflowError, PyTypeError};
+use pyo3::prelude::*;
 
 /// The classes of `direct_dcp/errors.py`, which says what each carries.
 mod classes {
@@ -18,14 +19,29 @@ mod classes {
     pyo3::import_exception!(direct_dcp.errors, SlotInUse);
     pyo3::import_exception!(direct_dcp.errors, Aborted);
     pyo3::import_exception!(direct_dcp.errors, Unsupported);
+    pyo3::import_exception!(direct_dcp.errors, Poisoned);
+    pyo3::import_exception!(direct_dcp.errors, Excluded);
 }
 
 use classes::{
-    Aborted, Error, InvalidArgument, Mismatch, PeerLost, SlotInUse, Timeout, Unsupported,
+    Aborted, Error, Excluded, InvalidArgument, Mismatch, PeerLost, Poisoned, SlotInUse, Timeout,
+    Unsupported,
 };
 
 pub(crate) fn invalid(message: impl Into<String>) -> PyErr {
     InvalidArgument::new_err((message.into(),))
+}
+
+/// A number of ranks, or the number of one.
+pub(crate) fn count(what: &str, value: &Bound<'_, PyAny>) -> PyResult<usize> {
+    value.extract().map_err(|error: PyErr| {
+        if error.is_instance_of::<PyOverflowError>(value.py()) {
+            invalid(format!("{what}: expected 0 or more, got {value}"))
+        } else {
+            let kind = value.get_type();
+            PyTypeError::new_err(format!("{what}: expected a whole number, got {kind}"))
+        }
+    })
 }
 
 /// A number of seconds that Python passed.
@@ -61,6 +77,7 @@ pub(crate) fn gather(error: GatherError) -> PyErr {
         } => Mismatch::new_err((message, source_rank, "call", expected, seen)),
         GatherError::Aborted { by } => Aborted::new_err((message, by)),
         GatherError::Unsupported { .. } => Unsupported::new_err((message,)),
+        GatherError::Poisoned { .. } => Poisoned::new_err((message,)),
         _ => Error::new_err((message,)),
     }
 }
@@ -83,6 +100,7 @@ pub(crate) fn group(error: GroupError) -> PyErr {
         } => Mismatch::new_err((message, source, field, ours, theirs)),
         GroupError::Aborted { by } => Aborted::new_err((message, by)),
         GroupError::Unsupported { .. } => Unsupported::new_err((message,)),
+        GroupError::Excluded => Excluded::new_err((message,)),
         _ => Error::new_err((message,)),
     }
 }

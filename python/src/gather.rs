@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use direct_dcp::cuda::{self, Stream};
+use direct_dcp::cuda::{self, Driver, Stream};
 use direct_dcp::{
     DType, GatherError, KvGather, RowFormat, Way, Workspace, WorkspaceError, WorkspaceOptions,
 };
@@ -194,6 +194,11 @@ impl Gather {
         let on = on.map_err(|error| match dtype {
             "bytes" => errors::workspace(in_bytes(error)),
             _ => errors::workspace(error),
+        });
+        let on = on.map_err(|error| match device.map(|_| Driver::load()) {
+            // That says more than that some rank could not.
+            Some(Err(missing)) => errors::cuda(missing),
+            _ => error,
         })?;
         Ok(Gather { on: Some(on) })
     }

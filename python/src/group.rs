@@ -18,7 +18,8 @@ impl Group {
     /// A group whose ranks are threads of this process: one handle for each, in rank order.
     #[staticmethod]
     #[pyo3(signature = (world_size, *, timeout = 60.0))]
-    fn threads(world_size: usize, timeout: f64) -> PyResult<Vec<Group>> {
+    fn threads(world_size: &Bound<'_, PyAny>, timeout: f64) -> PyResult<Vec<Group>> {
+        let world_size = errors::count("world_size", world_size)?;
         let timeout = errors::seconds("timeout", timeout)?;
         let ranks = direct_dcp::Group::threads(world_size).map_err(errors::group)?;
         let ranks = ranks.into_iter();
@@ -41,11 +42,13 @@ impl Group {
     #[pyo3(signature = (rank, world_size, all_gather, *, timeout = 60.0))]
     fn from_exchange(
         py: Python<'_>,
-        rank: usize,
-        world_size: usize,
+        rank: &Bound<'_, PyAny>,
+        world_size: &Bound<'_, PyAny>,
         all_gather: Py<PyAny>,
         timeout: f64,
     ) -> PyResult<Group> {
+        let rank = errors::count("rank", rank)?;
+        let world_size = errors::count("world_size", world_size)?;
         let timeout = errors::seconds("timeout", timeout)?;
         let mut exchange = Exchange {
             rank,
@@ -74,7 +77,7 @@ impl Group {
             .getattr("over_torch")?
             .call1((process_group,))?
             .extract()?;
-        Group::from_exchange(py, rank, world_size, all_gather, timeout)
+        Group::from_exchange(py, &rank, &world_size, all_gather, timeout)
     }
 
     #[getter]

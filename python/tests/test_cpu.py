@@ -133,7 +133,7 @@ def test_a_missing_rank_is_named():
             gather.gather_into(rows_of(group.rank, 0, 1, 16), out)
         # Rank 1 has left by then, or is late; and so is who has seen that first.
         assert isinstance(late.value, (direct_dcp.Timeout, direct_dcp.PeerLost))
-        with raises(direct_dcp.Error, "rebuild"):
+        with raises(direct_dcp.Poisoned, "rebuild"):
             gather.gather_into(rows_of(group.rank, 0, 1, 16), out)
         assert "rebuild" in gather.status().failure
 
@@ -289,8 +289,14 @@ def test_options_that_no_group_could_use():
                 KvGather(group, **options)
 
         in_threads(2, rank)
-    with raises(ValueError, "at least two ranks"):
-        Group.threads(1)
+    for world in (1, -1, 1 << 70):
+        with raises(direct_dcp.InvalidArgument):
+            Group.threads(world)
+    with raises(direct_dcp.InvalidArgument, "rank"):
+        Group.from_exchange(-1, 2, None)
+    for world in ("4", 4.0, None):
+        with raises(TypeError, "world_size: expected a whole number"):
+            Group.threads(world)
 
 
 def test_memory_is_told_before_it_is_taken():
@@ -317,3 +323,20 @@ def test_bytes_pass_between_ranks():
         return group.all_gather(b"rank %d" % group.rank)
 
     assert in_threads(3, rank) == [[b"rank 0", b"rank 1", b"rank 2"]] * 3
+
+
+def test_a_rank_that_comes_too_late_for_a_rebuild_is_told():
+    done = threading.Event()
+
+    def rank(group):
+        if group.rank == 2:
+            done.wait()
+            with raises(direct_dcp.Excluded):
+                group.rebuild(0.1)
+            return
+        rebuilt = group.rebuild(0.2)
+        assert rebuilt.previous_ranks == [0, 1]
+        rebuilt.barrier()
+        done.set()
+
+    in_threads(3, rank)

@@ -82,3 +82,25 @@ for name in ("fp8", "f16", None.__class__):
 """
     run = python("-c", code)
     assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_a_machine_without_a_driver_is_told_so():
+    code = """
+import os
+os.environ["DIRECT_DCP_LIBCUDA"] = "/nonexistent/libcuda.so"
+import threading, direct_dcp
+unsupported = []
+def rank(group):
+    try:
+        direct_dcp.KvGather(group, 128, 1152, device="cuda", timeout=5)
+    except direct_dcp.Unsupported as error:
+        unsupported.append(str(error))
+threads = [threading.Thread(target=rank, args=(group,)) for group in direct_dcp.Group.threads(2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert len(unsupported) == 2, unsupported
+"""
+    run = python("-c", code)
+    assert (run.returncode, run.stderr) == (0, "")
