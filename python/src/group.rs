@@ -32,8 +32,14 @@ impl Group {
 
     /// The group that the environment describes, as torchrun sets it.
     #[staticmethod]
-    fn from_env(py: Python<'_>) -> PyResult<Group> {
-        let inner = py.detach(direct_dcp::Group::from_env);
+    #[pyo3(signature = (*, timeout = None))]
+    fn from_env(py: Python<'_>, timeout: Option<f64>) -> PyResult<Group> {
+        let timeout = timeout.map(|timeout| errors::seconds("timeout", timeout));
+        let timeout = timeout.transpose()?;
+        let inner = py.detach(|| match timeout {
+            Some(timeout) => direct_dcp::Group::from_env_timeout(timeout),
+            None => direct_dcp::Group::from_env(),
+        });
         inner.map(|inner| Group { inner }).map_err(errors::group)
     }
 

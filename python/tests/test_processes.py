@@ -99,3 +99,25 @@ def test_a_store_is_waited_for_no_longer_than_was_said(tmp_path):
         )
     assert late.value.missing == [1]
     assert time.monotonic() - start < 10
+
+
+def test_ranks_that_miss_each_other_leave_nothing_behind(tmp_path):
+    code = """
+import direct_dcp, os, time
+os.environ["DIRECT_DCP_TIMEOUT"] = "100"
+start = time.monotonic()
+try:
+    direct_dcp.Group.from_env(timeout=0.2)
+except direct_dcp.Timeout as late:
+    assert time.monotonic() - start < 10
+    print(late.missing)
+"""
+    for rank in (0, 1):
+        variables = dict(RANK=rank, WORLD_SIZE=3, MASTER_ADDR="127.0.0.1", MASTER_PORT=1)
+        environment = {**os.environ, "TMPDIR": str(tmp_path), "XDG_RUNTIME_DIR": ""}
+        environment |= {name: str(value) for name, value in variables.items()}
+        command = [sys.executable, "-c", code]
+        run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+        others = [other for other in range(3) if other != rank]
+        assert (run.stdout, run.stderr) == (f"{others}\n", "")
+        assert not list(tmp_path.iterdir())

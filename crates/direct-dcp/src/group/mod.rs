@@ -176,7 +176,17 @@ impl Group {
     /// the ranks are on several machines, and those of [`directory`](Self::directory) or
     /// [`from_sockets`](Self::from_sockets).
     pub fn from_env() -> Result<Group, GroupError> {
-        let (generation, timeout) = environment::from_environment()?;
+        let (generation, timeout) = environment::from_environment(None)?;
+        Ok(Group::of(generation, timeout))
+    }
+
+    /// The same with a timeout of the caller's in place of `DIRECT_DCP_TIMEOUT`, which is not
+    /// looked at.
+    ///
+    /// # Errors
+    /// Those of [`from_env`](Self::from_env).
+    pub fn from_env_timeout(timeout: Duration) -> Result<Group, GroupError> {
+        let (generation, timeout) = environment::from_environment(Some(timeout))?;
         Ok(Group::of(generation, timeout))
     }
 
