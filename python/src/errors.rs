@@ -32,6 +32,16 @@ pub(crate) fn invalid(message: impl Into<String>) -> PyErr {
     InvalidArgument::new_err((message.into(),))
 }
 
+/// No thread could be started.
+pub(crate) fn thread(error: std::io::Error) -> PyErr {
+    Error::new_err((format!("starting a thread that waits: {error}"),))
+}
+
+/// A thread that waited has ended without a result.
+pub(crate) fn ended() -> PyErr {
+    Error::new_err(("the thread that waited for the other ranks ended early",))
+}
+
 /// A number of ranks, or the number of one.
 pub(crate) fn count(what: &str, value: &Bound<'_, PyAny>) -> PyResult<usize> {
     value.extract().map_err(|error: PyErr| {

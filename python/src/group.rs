@@ -1,11 +1,12 @@
 //! The ranks.
 
 use std::io;
+use std::sync::mpsc::{self, Receiver, Sender};
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::errors;
+use crate::{errors, signals};
 
 /// One rank's handle to the others.
 #[pyclass(frozen, module = "direct_dcp")]
@@ -36,10 +37,10 @@ impl Group {
     fn from_env(py: Python<'_>, timeout: Option<f64>) -> PyResult<Group> {
         let timeout = timeout.map(|timeout| errors::seconds("timeout", timeout));
         let timeout = timeout.transpose()?;
-        let inner = py.detach(|| match timeout {
+        let inner = signals::leaving(py, move || match timeout {
             Some(timeout) => direct_dcp::Group::from_env_timeout(timeout),
             None => direct_dcp::Group::from_env(),
-        });
+        })?;
         inner.map(|inner| Group { inner }).map_err(errors::group)
     }
 
@@ -56,17 +57,24 @@ impl Group {
         let rank = errors::count("rank", rank)?;
         let world_size = errors::count("world_size", world_size)?;
         let timeout = errors::seconds("timeout", timeout)?;
+        let (ask, mut asked) = mpsc::channel();
+        let (answer, answers) = mpsc::channel();
         let mut exchange = Exchange {
             rank,
             world_size,
-            all_gather,
-            raised: None,
+            ask,
+            answers,
         };
-        let built = py.detach(|| direct_dcp::Group::with_exchange_timeout(&mut exchange, timeout));
-        // What Python raised says more than that something was raised.
-        if let Some(raised) = exchange.raised {
-            return Err(raised);
+        let mut built = signals::start(move || {
+            direct_dcp::Group::with_exchange_timeout(&mut exchange, timeout)
+        })?;
+        // On this thread, which may have a device that is current, or a lock.
+        if let Some(card) = signals::receive(py, &mut asked)? {
+            let all = all_gather.bind(py).call1((PyBytes::new(py, &card),))?;
+            // If it is gone, it says why.
+            let _ = answer.send(all.extract::<Vec<Vec<u8>>>()?);
         }
+        let built = signals::receive(py, &mut built)?.ok_or_else(errors::ended)?;
         built.map(|inner| Group { inner }).map_err(errors::group)
     }
 
@@ -112,14 +120,16 @@ impl Group {
         py: Python<'py>,
         data: Vec<u8>,
     ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
-        let all = py.detach(|| self.inner.all_gather(&data));
+        let abort = self.inner.abort_handle();
+        let all = signals::aborting(py, &abort, || self.inner.all_gather(&data))?;
         let all = all.map_err(errors::group)?;
         Ok(all.iter().map(|bytes| PyBytes::new(py, bytes)).collect())
     }
 
     /// Collective: returns once every rank has called it.
     fn barrier(&self, py: Python<'_>) -> PyResult<()> {
-        py.detach(|| self.inner.barrier()).map_err(errors::group)
+        let abort = self.inner.abort_handle();
+        signals::aborting(py, &abort, || self.inner.barrier())?.map_err(errors::group)
     }
 
     /// Ends every wait of every rank, now and from now on.
@@ -131,7 +141,8 @@ impl Group {
     #[pyo3(signature = (deadline = 5.0))]
     fn rebuild(&self, py: Python<'_>, deadline: f64) -> PyResult<Group> {
         let deadline = errors::seconds("deadline", deadline)?;
-        let inner = py.detach(|| self.inner.rebuild(deadline));
+        let group = self.inner.clone();
+        let inner = signals::leaving(py, move || group.rebuild(deadline))?;
         inner.map(|inner| Group { inner }).map_err(errors::group)
     }
 
@@ -142,12 +153,12 @@ impl Group {
     }
 }
 
-/// A store that is a Python callable.
+/// A store that the thread which wants the group calls.
 struct Exchange {
     rank: usize,
     world_size: usize,
-    all_gather: Py<PyAny>,
-    raised: Option<PyErr>,
+    ask: Sender<Vec<u8>>,
+    answers: Receiver<Vec<Vec<u8>>>,
 }
 
 impl direct_dcp::Exchange for Exchange {
@@ -160,14 +171,8 @@ impl direct_dcp::Exchange for Exchange {
     }
 
     fn all_gather(&mut self, bytes: &[u8]) -> io::Result<Vec<Vec<u8>>> {
-        let answer = Python::attach(|py| {
-            let bytes = PyBytes::new(py, bytes);
-            self.all_gather.bind(py).call1((bytes,))?.extract()
-        });
-        answer.map_err(|raised: PyErr| {
-            let error = io::Error::other(raised.to_string());
-            self.raised = Some(raised);
-            error
-        })
+        self.ask.send(bytes.to_vec()).map_err(io::Error::other)?;
+        // It hangs up if the store raises.
+        self.answers.recv().map_err(io::Error::other)
     }
 }
