@@ -8,7 +8,11 @@ use pyo3::types::PyBytes;
 
 use crate::{errors, signals};
 
-/// One rank's handle to the others.
+/// One rank's handle to a group of ranks, which all run on one machine.
+///
+/// The collectives, ``all_gather`` and ``barrier``, have to be called by every rank, in the same
+/// order. Every wait ends: by success, by a timeout that names the missing ranks, because a rank
+/// has gone, or by an abort.
 #[pyclass(frozen, module = "direct_dcp")]
 pub(crate) struct Group {
     pub(crate) inner: direct_dcp::Group,
@@ -17,6 +21,9 @@ pub(crate) struct Group {
 #[pymethods]
 impl Group {
     /// A group whose ranks are threads of this process: one handle for each, in rank order.
+    ///
+    /// ``timeout`` is for how many seconds each collective waits for the others. Raises
+    /// InvalidArgument unless there are 2 to 1,024 ranks.
     #[staticmethod]
     #[pyo3(signature = (world_size, *, timeout = 60.0))]
     fn threads(world_size: &Bound<'_, PyAny>, timeout: f64) -> PyResult<Vec<Group>> {
@@ -31,7 +38,12 @@ impl Group {
             .collect())
     }
 
-    /// The group that the environment describes, as torchrun sets it.
+    /// The group that the environment describes, as torchrun sets it: RANK, WORLD_SIZE, and
+    /// MASTER_ADDR and MASTER_PORT, or DIRECT_DCP_DIR.
+    ///
+    /// ``timeout`` is for how many seconds bring-up and each collective wait for the others; None
+    /// is what DIRECT_DCP_TIMEOUT says, or 60. Raises InvalidArgument if a variable is missing or
+    /// wrong, Timeout, Mismatch, and Unsupported if the ranks are on several machines.
     #[staticmethod]
     #[pyo3(signature = (*, timeout = None))]
     fn from_env(py: Python<'_>, timeout: Option<f64>) -> PyResult<Group> {
@@ -44,7 +56,12 @@ impl Group {
         inner.map(|inner| Group { inner }).map_err(errors::group)
     }
 
-    /// A group over `all_gather`, which passes bytes to every rank and returns those of all.
+    /// A group over ``all_gather``, which passes bytes to every rank and returns those of all, in
+    /// rank order. It is called once, on this thread.
+    ///
+    /// ``timeout`` is for how many seconds bring-up, once it has answered, and each collective wait
+    /// for the others. Raises what ``all_gather`` does, InvalidArgument if it returns something
+    /// else, Timeout, Mismatch, PeerLost, and Unsupported if the ranks are on several machines.
     #[staticmethod]
     #[pyo3(signature = (rank, world_size, all_gather, *, timeout = 60.0))]
     fn from_exchange(
@@ -79,6 +96,8 @@ impl Group {
     }
 
     /// The group of a torch.distributed process group, the default one if none is named.
+    ///
+    /// Raises what ``from_exchange`` does.
     #[staticmethod]
     #[pyo3(signature = (process_group = None, *, timeout = 60.0))]
     fn from_torch(
@@ -94,27 +113,33 @@ impl Group {
         Group::from_exchange(py, &rank, &world_size, all_gather, timeout)
     }
 
+    /// This rank, from 0.
     #[getter]
     fn rank(&self) -> usize {
         self.inner.rank()
     }
 
+    /// How many ranks there are.
     #[getter]
     fn world_size(&self) -> usize {
         self.inner.world_size()
     }
 
+    /// Larger after each rebuild, and the same on all ranks.
     #[getter]
     fn generation(&self) -> u64 {
         self.inner.generation()
     }
 
+    /// The rank that each rank had before the rebuild.
     #[getter]
     fn previous_ranks(&self) -> Vec<usize> {
         self.inner.previous_ranks().to_vec()
     }
 
     /// Collective: passes bytes to every rank, and returns those of all, in rank order.
+    ///
+    /// Raises Timeout, PeerLost, Aborted, and Mismatch if a rank called another collective.
     fn all_gather<'py>(
         &self,
         py: Python<'py>,
@@ -126,18 +151,21 @@ impl Group {
         Ok(all.iter().map(|bytes| PyBytes::new(py, bytes)).collect())
     }
 
-    /// Collective: returns once every rank has called it.
+    /// Collective: returns once every rank has called it. Raises what ``all_gather`` does.
     fn barrier(&self, py: Python<'_>) -> PyResult<()> {
         let abort = self.inner.abort_handle();
         signals::aborting(py, &abort, || self.inner.barrier())?.map_err(errors::group)
     }
 
-    /// Ends every wait of every rank, now and from now on.
+    /// Ends every wait of every rank, now and from now on; they raise Aborted.
     fn abort(&self) {
         self.inner.abort();
     }
 
-    /// Agrees on a new group with the ranks that call this within `deadline` seconds.
+    /// Agrees on a new group with the ranks that call this within ``deadline`` seconds.
+    ///
+    /// Raises Excluded if the others went on without this rank, Error if nobody else is left or
+    /// this group was rebuilt before.
     #[pyo3(signature = (deadline = 5.0))]
     fn rebuild(&self, py: Python<'_>, deadline: f64) -> PyResult<Group> {
         let deadline = errors::seconds("deadline", deadline)?;

@@ -277,7 +277,7 @@ def test_options_that_no_group_could_use():
         (dict(capacity_rows=8, row_bytes=16, dtype="float16", dim=8), "either"),
         (dict(capacity_rows=8, row_bytes=16, slots=1), "slots"),
         (dict(capacity_rows=8, row_bytes=16, ubatches=0), "ubatch"),
-        (dict(capacity_rows=8, row_bytes=16, way="pigeon"), "shared-slot, push, pull, multicast, copy"),
+        (dict(capacity_rows=8, row_bytes=16, way="pigeon"), "push, pull, multicast, copy-engine"),
         (dict(capacity_rows=8, row_bytes=16, device="tpu"), "GPU"),
         (dict(capacity_rows=8, row_bytes=16, timeout=-1), "timeout"),
         (dict(capacity_rows=8, dtype="float17", dim=4), "dtype"),

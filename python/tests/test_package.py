@@ -1,5 +1,6 @@
 """The package as a whole: what importing it does, and the program."""
 
+import importlib.metadata
 import pathlib
 import subprocess
 import sys
@@ -60,6 +61,18 @@ def test_the_readme_is_right():
     (program,) = [part.split("```")[0] for part in readme.split("```python\n")[1:]]
     run = python("-c", program)
     assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout == "".join(f"rank {rank}: 68 rows by shared-slot\n" for rank in range(4))
+    failing = program.replace("assert rows == out", "assert rows != out")
+    assert python("-c", failing).returncode == 1
+
+
+def test_what_comes_with_the_package():
+    package = importlib.metadata.metadata("direct-dcp")
+    assert package["License-Expression"] == "Apache-2.0"
+    assert "In Python" in package.get_payload()
+    files = importlib.metadata.files("direct-dcp")
+    (license,) = [file for file in files if file.name == "LICENSE"]
+    assert "Apache License" in license.read_text()
 
 
 def test_types_have_names_without_numpy():
