@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use direct_dcp::cuda::CudaError;
 use direct_dcp::{GatherError, GroupError, WorkspaceError};
-use pyo3::PyErr;
+use pyo3::exceptions::{PyOverflowError, PyTypeError};
+use pyo3::prelude::*;
 
 /// The classes of `direct_dcp/errors.py`, which says what each carries.
 mod classes {
@@ -18,14 +19,39 @@ mod classes {
     pyo3::import_exception!(direct_dcp.errors, SlotInUse);
     pyo3::import_exception!(direct_dcp.errors, Aborted);
     pyo3::import_exception!(direct_dcp.errors, Unsupported);
+    pyo3::import_exception!(direct_dcp.errors, Poisoned);
+    pyo3::import_exception!(direct_dcp.errors, Excluded);
 }
 
 use classes::{
-    Aborted, Error, InvalidArgument, Mismatch, PeerLost, SlotInUse, Timeout, Unsupported,
+    Aborted, Error, Excluded, InvalidArgument, Mismatch, PeerLost, Poisoned, SlotInUse, Timeout,
+    Unsupported,
 };
 
 pub(crate) fn invalid(message: impl Into<String>) -> PyErr {
     InvalidArgument::new_err((message.into(),))
+}
+
+/// No thread could be started.
+pub(crate) fn thread(error: std::io::Error) -> PyErr {
+    Error::new_err((format!("starting a thread that waits: {error}"),))
+}
+
+/// A thread that waited has ended without a result.
+pub(crate) fn ended() -> PyErr {
+    Error::new_err(("the thread that waited for the other ranks ended early",))
+}
+
+/// A number of ranks, or the number of one.
+pub(crate) fn count(what: &str, value: &Bound<'_, PyAny>) -> PyResult<usize> {
+    value.extract().map_err(|error: PyErr| {
+        if error.is_instance_of::<PyOverflowError>(value.py()) {
+            invalid(format!("{what}: expected 0 or more, got {value}"))
+        } else {
+            let kind = value.get_type();
+            PyTypeError::new_err(format!("{what}: expected a whole number, got {kind}"))
+        }
+    })
 }
 
 /// A number of seconds that Python passed.
@@ -38,7 +64,14 @@ pub(crate) fn gather(error: GatherError) -> PyErr {
     let message = error.to_string();
     match error {
         GatherError::InvalidArgument { .. } => InvalidArgument::new_err((message,)),
-        GatherError::SlotInUse { ubatch, epoch } => SlotInUse::new_err((message, ubatch, epoch)),
+        GatherError::SlotInUse { ubatch, epoch } => {
+            let message = format!(
+                "ubatch {ubatch}: the result of call {epoch} is still held, and this call would \
+                 let peers overwrite it; leave its `with` block first, or build the gather with a \
+                 larger `slots=`"
+            );
+            SlotInUse::new_err((message, ubatch, epoch))
+        }
         GatherError::Timeout { epoch, missing, .. } => Timeout::new_err((message, missing, epoch)),
         GatherError::PeerLost { rank } => PeerLost::new_err((message, rank)),
         GatherError::Mismatch {
@@ -54,6 +87,7 @@ pub(crate) fn gather(error: GatherError) -> PyErr {
         } => Mismatch::new_err((message, source_rank, "call", expected, seen)),
         GatherError::Aborted { by } => Aborted::new_err((message, by)),
         GatherError::Unsupported { .. } => Unsupported::new_err((message,)),
+        GatherError::Poisoned { .. } => Poisoned::new_err((message,)),
         _ => Error::new_err((message,)),
     }
 }
@@ -76,6 +110,7 @@ pub(crate) fn group(error: GroupError) -> PyErr {
         } => Mismatch::new_err((message, source, field, ours, theirs)),
         GroupError::Aborted { by } => Aborted::new_err((message, by)),
         GroupError::Unsupported { .. } => Unsupported::new_err((message,)),
+        GroupError::Excluded => Excluded::new_err((message,)),
         _ => Error::new_err((message,)),
     }
 }

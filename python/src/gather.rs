@@ -2,13 +2,17 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use direct_dcp::cuda::{self, Stream};
-use direct_dcp::{DType, GatherError, KvGather, RowFormat, Way, Workspace, WorkspaceOptions};
+use direct_dcp::cuda::{self, Driver, Stream};
+use direct_dcp::{
+    AbortHandle, DType, GatherError, KvGather, RowFormat, Way, Workspace, WorkspaceError,
+    WorkspaceOptions,
+};
 use pyo3::prelude::*;
 
 use crate::errors;
 use crate::group::Group;
 use crate::memory::{self, Span};
+use crate::signals::{self, Pace};
 use crate::stream::Streams;
 
 /// What a workspace is asked to be.
@@ -35,8 +39,13 @@ fn options(
             .clone()
             .find(|way| way.to_string() == name)
             .ok_or_else(|| {
-                let mut names: Vec<String> = way.map(|way| way.to_string()).collect();
-                names.dedup();
+                let mut names: Vec<String> = Vec::new();
+                for name in way.map(|way| way.to_string()) {
+                    // Some are ways on CPUs and on GPUs.
+                    if !names.contains(&name) {
+                        names.push(name);
+                    }
+                }
                 errors::invalid(format!(
                     "way: expected one of {}, got {name:?}",
                     names.join(", ")
@@ -75,7 +84,32 @@ pub(crate) fn memory_bytes(
         true => options.device_bytes(world_size),
         false => options.memory_bytes(world_size),
     };
-    bytes.map_err(errors::workspace)
+    bytes.map_err(|error| errors::workspace(in_bytes(error)))
+}
+
+/// An error about rows that are so many bytes, which to their caller have no `dim`.
+fn in_bytes(error: WorkspaceError) -> WorkspaceError {
+    match error {
+        WorkspaceError::InvalidArgument {
+            what: "dim", got, ..
+        } => WorkspaceError::InvalidArgument {
+            what: "row_bytes",
+            expected: "a positive number of bytes in a row".into(),
+            got,
+        },
+        WorkspaceError::Mismatch {
+            source_rank,
+            field: "dim",
+            ours,
+            theirs,
+        } => WorkspaceError::Mismatch {
+            source_rank,
+            field: "row_bytes",
+            ours,
+            theirs,
+        },
+        error => error,
+    }
 }
 
 /// A ubatch as Python has it.
@@ -89,6 +123,8 @@ fn index(ubatch: isize) -> PyResult<usize> {
 pub(crate) struct Gather {
     /// None only while it is dropped.
     on: Option<On>,
+    abort: AbortHandle,
+    pace: Pace,
 }
 
 enum On {
@@ -107,6 +143,21 @@ impl Gather {
         self.on
             .as_ref()
             .ok_or_else(|| errors::invalid("the gather is gone"))
+    }
+
+    /// Makes a call in host memory, which waits for peers.
+    fn call<R: Send>(
+        &self,
+        py: Python<'_>,
+        ubatch: usize,
+        call: impl FnOnce() -> R + Send,
+    ) -> PyResult<R> {
+        let result = match self.pace.is_slow(ubatch) {
+            true => signals::aborting(py, &self.abort, call)?,
+            false => py.detach(call),
+        };
+        self.pace.made(ubatch);
+        Ok(result)
     }
 }
 
@@ -145,7 +196,8 @@ impl Gather {
         let timeout = errors::seconds("timeout", timeout)?;
         let first = errors::seconds("first_timeout", first_timeout)?;
         let group = &group.inner;
-        let on = py.detach(|| match device {
+        let abort = group.abort_handle();
+        let on = signals::aborting(py, &abort, || match device {
             None => Workspace::new(group, options).map(|workspace| {
                 let gather = KvGather::new(workspace);
                 On::Cpu(Box::new(gather.timeout(timeout).first_timeout(first)))
@@ -158,9 +210,21 @@ impl Gather {
                     streams,
                 }))
             }),
+        })?;
+        let on = on.map_err(|error| match dtype {
+            "bytes" => errors::workspace(in_bytes(error)),
+            _ => errors::workspace(error),
         });
-        let on = on.map_err(errors::workspace)?;
-        Ok(Gather { on: Some(on) })
+        let on = on.map_err(|error| match device.map(|_| Driver::load()) {
+            // That says more than that some rank could not.
+            Some(Err(missing)) => errors::cuda(missing),
+            _ => error,
+        })?;
+        Ok(Gather {
+            on: Some(on),
+            abort,
+            pace: Pace::new(ubatches),
+        })
     }
 
     /// Gathers `local` of all ranks into `out`; on a GPU, submits that to `stream`.
@@ -174,11 +238,11 @@ impl Gather {
     ) -> PyResult<()> {
         let ubatch = index(ubatch)?;
         let gathered = match self.on()? {
-            On::Cpu(gather) => py.detach(|| {
+            On::Cpu(gather) => self.call(py, ubatch, || {
                 memory::with_rows_and_room(local, out, |local, out| {
                     gather.gather_into(ubatch, local, out)
                 })
-            })?,
+            })??,
             On::Gpu(on) => {
                 let stream = on.streams.get(stream)?;
                 let (local, out) = memory::device_rows_and_room(local, out)?;
@@ -193,10 +257,9 @@ impl Gather {
         let ubatch = index(ubatch)?;
         let held = match self.on()? {
             On::Cpu(gather) => {
-                let rows = py
-                    .detach(|| memory::with_rows(local, |local| gather.gather(ubatch, local)))
-                    .map_err(errors::gather)?;
-                Held::Cpu(rows)
+                let call = || memory::with_rows(local, |local| gather.gather(ubatch, local));
+                let rows = self.call(py, ubatch, call)?;
+                Held::Cpu(rows.map_err(errors::gather)?)
             }
             On::Gpu(on) => {
                 let stream = on.streams.get(stream)?;
@@ -224,7 +287,7 @@ impl Gather {
             On::Cpu(_) => Ok(()),
             On::Gpu(on) => {
                 let stream = on.streams.get(stream)?;
-                py.detach(|| on.gather.wait(&stream))
+                signals::aborting(py, &self.abort, || on.gather.wait(&stream))?
                     .map_err(errors::gather)
             }
         }
@@ -240,7 +303,7 @@ impl Gather {
             On::Cpu(gather) => gather.status(),
             On::Gpu(on) => {
                 let stream = on.streams.get(stream)?;
-                py.detach(|| on.gather.status(&stream))
+                signals::aborting(py, &self.abort, || on.gather.status(&stream))?
                     .map_err(errors::gather)?
             }
         };

@@ -9,6 +9,7 @@
 //! | `gather` | gathers in workspaces of ours |
 //! | `guest` | gathers in memory that an engine owns |
 //! | `memory` | addresses become memory here, and nowhere else |
+//! | `signals` | Ctrl-C while a call waits |
 //! | `stream` | the caller's streams |
 //! | `errors` | errors become exceptions |
 
@@ -17,6 +18,7 @@ mod gather;
 mod group;
 mod guest;
 mod memory;
+mod signals;
 mod stream;
 
 use std::ffi::OsString;

@@ -86,7 +86,7 @@ def test_a_held_slot_is_not_overwritten():
         gather = KvGather(group, 8, 16, slots=3)
         first = gather.gather(rows_of(group.rank, 1, 2, 16))
         second = gather.gather(rows_of(group.rank, 2, 2, 16))
-        with raises(direct_dcp.SlotInUse) as refused:
+        with raises(direct_dcp.SlotInUse, "`with` block", "`slots=`") as refused:
             gather.gather(rows_of(group.rank, 3, 2, 16))
         assert (refused.value.ubatch, refused.value.epoch) == (0, 1)
         assert first.rows == rows_of_all(2, 1, 2, 16)
@@ -133,7 +133,7 @@ def test_a_missing_rank_is_named():
             gather.gather_into(rows_of(group.rank, 0, 1, 16), out)
         # Rank 1 has left by then, or is late; and so is who has seen that first.
         assert isinstance(late.value, (direct_dcp.Timeout, direct_dcp.PeerLost))
-        with raises(direct_dcp.Error, "rebuild"):
+        with raises(direct_dcp.Poisoned, "rebuild"):
             gather.gather_into(rows_of(group.rank, 0, 1, 16), out)
         assert "rebuild" in gather.status().failure
 
@@ -173,10 +173,18 @@ def test_ranks_that_disagree_find_out():
     def other_options(group):
         with raises(direct_dcp.Mismatch) as other:
             KvGather(group, 8, 16 + 16 * group.rank)
-        assert other.value.field == "dim"
+        assert other.value.field == "row_bytes" and "row_bytes" in str(other.value)
         group.barrier()
 
     in_threads(2, other_options)
+
+    def other_elements(group):
+        with raises(direct_dcp.Mismatch) as other:
+            KvGather(group, 8, dtype="float16", dim=16 + 16 * group.rank)
+        assert other.value.field == "dim"
+        group.barrier()
+
+    in_threads(2, other_elements)
 
 
 def test_a_waiting_rank_is_aborted():
@@ -200,7 +208,17 @@ def test_the_survivors_go_on():
         with raises(direct_dcp.PeerLost) as lost:
             gather.gather_into(rows_of(group.rank, 0, 2, 16), bytearray(96))
         assert lost.value.rank in (0, 1, 2)
-        gather = gather.rebuild(5.0)
+        ended, gather = gather, gather.rebuild(5.0)
+        for use in (
+            lambda: ended.gather_into(bytes(16), bytearray(32)),
+            lambda: ended.gather(bytes(16)),
+            ended.check,
+            ended.status,
+            lambda: ended.way,
+            ended.rebuild,
+        ):
+            with raises(direct_dcp.Error, "that rebuild returned"):
+                use()
         assert (gather.group.world_size, gather.capacity_rows, gather.ubatches) == (2, 4, 2)
         assert gather.group.previous_ranks == [0, 2]
         out = bytearray([POISON]) * 64
@@ -251,12 +269,15 @@ def test_options_that_no_group_could_use():
         (dict(capacity_rows=8.0, row_bytes=16), "capacity_rows"),
         (dict(capacity_rows=8, row_bytes=16, slots=-1), "slots"),
         (dict(capacity_rows=8, row_bytes=16, device=-1), "device"),
-        (dict(capacity_rows=8, row_bytes=0), "dim"),
+        (dict(capacity_rows=8, row_bytes=0), "row_bytes: expected a positive number of bytes"),
+        (dict(capacity_rows=8, row_bytes="8"), "row_bytes: expected a whole number"),
+        (dict(capacity_rows=8, dtype="float16", dim="8"), "dim: expected a whole number"),
+        (dict(capacity_rows=8, dtype="float16", dim=0), "dim"),
         (dict(capacity_rows=8), "row_bytes"),
         (dict(capacity_rows=8, row_bytes=16, dtype="float16", dim=8), "either"),
         (dict(capacity_rows=8, row_bytes=16, slots=1), "slots"),
         (dict(capacity_rows=8, row_bytes=16, ubatches=0), "ubatch"),
-        (dict(capacity_rows=8, row_bytes=16, way="pigeon"), "shared-slot"),
+        (dict(capacity_rows=8, row_bytes=16, way="pigeon"), "push, pull, multicast, copy-engine"),
         (dict(capacity_rows=8, row_bytes=16, device="tpu"), "GPU"),
         (dict(capacity_rows=8, row_bytes=16, timeout=-1), "timeout"),
         (dict(capacity_rows=8, dtype="float17", dim=4), "dtype"),
@@ -268,8 +289,14 @@ def test_options_that_no_group_could_use():
                 KvGather(group, **options)
 
         in_threads(2, rank)
-    with raises(ValueError, "at least two ranks"):
-        Group.threads(1)
+    for world in (1, -1, 1 << 70):
+        with raises(direct_dcp.InvalidArgument):
+            Group.threads(world)
+    with raises(direct_dcp.InvalidArgument, "rank"):
+        Group.from_exchange(-1, 2, None)
+    for world in ("4", 4.0, None):
+        with raises(TypeError, "world_size: expected a whole number"):
+            Group.threads(world)
 
 
 def test_memory_is_told_before_it_is_taken():
@@ -315,3 +342,20 @@ def test_references_are_no_bytes():
         assert gather.status().epochs == [1]
 
     in_threads(2, rank)
+
+
+def test_a_rank_that_comes_too_late_for_a_rebuild_is_told():
+    done = threading.Event()
+
+    def rank(group):
+        if group.rank == 2:
+            done.wait()
+            with raises(direct_dcp.Excluded):
+                group.rebuild(0.1)
+            return
+        rebuilt = group.rebuild(0.2)
+        assert rebuilt.previous_ranks == [0, 1]
+        rebuilt.barrier()
+        done.set()
+
+    in_threads(3, rank)

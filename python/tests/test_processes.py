@@ -6,6 +6,9 @@ import pickle
 import socket
 import subprocess
 import sys
+import time
+
+from helpers import raises
 
 import direct_dcp
 
@@ -115,3 +118,36 @@ print("whole", group.rank)
 def test_a_forked_child_is_nobody_in_the_group():
     said = start(2, "-c", FORK, os.path.dirname(__file__))
     assert said == [f"whole {rank}\n" for rank in range(2)]
+
+
+def test_a_store_is_waited_for_no_longer_than_was_said(tmp_path):
+    """Rank 1 is heard of, and never comes."""
+    start = time.monotonic()
+    with raises(direct_dcp.Timeout) as late:
+        direct_dcp.Group.from_exchange(
+            0, 2, lambda card: [card, card.split(b"\n")[0] + b"\n" + bytes(tmp_path)], timeout=0.2
+        )
+    assert late.value.missing == [1]
+    assert time.monotonic() - start < 10
+
+
+def test_ranks_that_miss_each_other_leave_nothing_behind(tmp_path):
+    code = """
+import direct_dcp, os, time
+os.environ["DIRECT_DCP_TIMEOUT"] = "100"
+start = time.monotonic()
+try:
+    direct_dcp.Group.from_env(timeout=0.2)
+except direct_dcp.Timeout as late:
+    assert time.monotonic() - start < 10
+    print(late.missing)
+"""
+    for rank in (0, 1):
+        variables = dict(RANK=rank, WORLD_SIZE=3, MASTER_ADDR="127.0.0.1", MASTER_PORT=1)
+        environment = {**os.environ, "TMPDIR": str(tmp_path), "XDG_RUNTIME_DIR": ""}
+        environment |= {name: str(value) for name, value in variables.items()}
+        command = [sys.executable, "-c", code]
+        run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+        others = [other for other in range(3) if other != rank]
+        assert (run.stdout, run.stderr) == (f"{others}\n", "")
+        assert not list(tmp_path.iterdir())

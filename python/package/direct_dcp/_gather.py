@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from . import _native, _rows
-from .errors import InvalidArgument
+from .errors import Error, InvalidArgument
 
 _log = logging.getLogger("direct_dcp")
 
@@ -17,6 +17,24 @@ _GRANULARITY = 2 << 20
 
 # The names of element types that the ranks compare. All others travel as bytes.
 _NAMED = {"float16": "f16", "bfloat16": "bf16", "float8_e4m3fn": "f8e4m3"}
+
+# Bytes of an element, by the names that torch and numpy share.
+_SIZES = {
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "int8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "uint8": 1,
+    "uint16": 2,
+    "uint32": 4,
+    "uint64": 8,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+}
 
 
 class Status(NamedTuple):
@@ -34,13 +52,31 @@ class Status(NamedTuple):
 class KvGather:
     """Gathers KV rows over the ranks of a group. Building one is collective.
 
-    ``capacity_rows`` is the most that one gather delivers, over all ranks: a multiple of the world
-    size. A row is ``row_bytes`` bytes, or ``dim`` elements of ``dtype`` (torch's, numpy's, or a
-    name). ``device`` is where the rows are: the CPU, or a GPU by number, ``"cuda"``, ``"cuda:1"``
-    or a torch.device.
+    - ``group``: this rank's.
+    - ``capacity_rows``: the most that one gather delivers, over all ranks: a multiple of the world
+      size.
+    - ``row_bytes``: bytes of a row; or ``dtype`` and ``dim``: a row is ``dim`` elements of a type
+      of torch's or numpy's, or of a name such as ``"bfloat16"``.
+    - ``slots``: results that a ubatch has room for, 2 or more: a lent one must be released before
+      the call ``slots - 1`` calls later.
+    - ``ubatches``: independent sequences of calls.
+    - ``device``: where the rows are: None or ``"cpu"``, or a GPU by number, ``"cuda"``,
+      ``"cuda:1"`` or a torch.device.
+    - ``way``: how rows travel; None lets the group choose. On CPUs ``"shared-slot"``, ``"push"`` or
+      ``"pull"``; on GPUs ``"multicast"``, ``"push"``, ``"pull"``, ``"copy-engine"`` or
+      ``"staged"``.
+    - ``blocks``: the most multiprocessors of a GPU to use; None for as many as help.
+    - ``timeout``: seconds that a call waits for peers; ``first_timeout``: the first of a ubatch.
+
+    All but ``group``, ``device``, ``blocks`` and the timeouts must be equal on all ranks.
+
+    Raises InvalidArgument, Mismatch where ranks ask for different things, Unsupported where this
+    machine has no driver or the way cannot be had, and what the group's collectives raise: Timeout,
+    PeerLost, Aborted.
 
     All ranks make the same calls in the same order, per ubatch. After an error that ends the
-    generation, such as Timeout or PeerLost, :meth:`rebuild` is the way on.
+    generation, such as Timeout or PeerLost, further calls raise Poisoned, and :meth:`rebuild` is
+    the way on.
     """
 
     def __init__(
@@ -136,6 +172,9 @@ class KvGather:
         On the CPU it returns when the rows are there. On a GPU it submits to torch's current
         stream, or to ``stream``, a number, and an error on the device is raised by the next call,
         :meth:`check` or :meth:`wait`. It may be captured into a graph.
+
+        Raises InvalidArgument and SlotInUse, after which the gather is as it was; Timeout,
+        PeerLost, Mismatch, Aborted and Poisoned, after which :meth:`rebuild` is the way on.
         """
         index = self.device
         if index is None:
@@ -154,7 +193,8 @@ class KvGather:
         rows of all ranks are, as a tensor or an array like ``local``.
 
         With S slots, the block must be left before the call S - 1 calls later, which raises
-        SlotInUse otherwise. The rows are not to be used after it, nor written.
+        SlotInUse otherwise. The rows are not to be used after it, nor written. It raises what
+        :meth:`gather_into` does.
         """
         index = self.device
         if index is None:
@@ -187,10 +227,11 @@ class KvGather:
         """Agree on a new group with the ranks that call this within ``deadline`` seconds, and
         build the same gather over it, with the same number of rows for each rank.
 
-        This one is of no more use, whatever the result.
+        This one is of no more use, whatever the result. Raises Excluded if the others went on
+        without this rank, Error if nobody else is left, and what building a gather does.
         """
         rows_each = self.capacity_rows // self.group.world_size
-        del self._native
+        self._native = _Rebuilt()  # type: ignore[assignment]
         group = self.group.rebuild(deadline)
         return KvGather(group, rows_each * group.world_size, **self._options)
 
@@ -200,13 +241,28 @@ class KvGather:
         return _stream(self.device)
 
 
+class _Rebuilt:
+    """What is left of a gather whose group is rebuilt."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise Error("this gather's group was rebuilt; use the gather that rebuild returned")
+
+
 class Gathered:
     """The rows of all ranks in a slot, held until :meth:`release` or the end of the ``with``."""
 
+    #: ``[world_size * T, ...]``, in rank order: a tensor or an array like ``local``, a read-only
+    #: memoryview for other buffers, and on GPUs an object with ``__cuda_array_interface__``.
+    rows: Any
+
     def __init__(self, rows: Any, release: Callable[[], None]) -> None:
         self.rows = rows
-        #: Lets the slot go: on a GPU, after what the stream that is current has to do so far.
-        self.release = release
+        self._release = release
+
+    def release(self) -> None:
+        """Let the slot go: on a GPU, after what the stream that is current has to do so far. The
+        rows are not to be used afterwards. A second call does nothing."""
+        self._release()
 
     def __enter__(self) -> Any:
         return self.rows
@@ -276,19 +332,28 @@ def _format(row_bytes: int | None, dtype: Any, dim: int | None) -> tuple[str, in
     if dtype is None or dim is None:
         if row_bytes is None or dtype is not dim:
             raise wrong
+        _check(row_bytes=row_bytes)
         return "bytes", row_bytes, row_bytes
     if row_bytes is not None:
         raise wrong
+    _check(dim=dim)
     name = getattr(dtype, "__name__", None) or str(dtype)
     name = name.removeprefix("torch.")
-    size = getattr(dtype, "itemsize", None)
-    if name in _NAMED:
-        return _NAMED[name], dim, dim * (1 if name.startswith("float8") else 2)
+    size = _SIZES.get(name) or getattr(dtype, "itemsize", None)
     if not isinstance(size, int):
-        import numpy
+        size = _numpy_size(dtype)
+    if size is None:
+        raise InvalidArgument(
+            f"dtype: {dtype!r} is unknown; expected a type of torch's or numpy's, or one of "
+            f"{', '.join(_SIZES)}; for any other pass row_bytes in place of dtype and dim"
+        )
+    return (_NAMED[name], dim, dim * size) if name in _NAMED else ("bytes", dim * size, dim * size)
 
-        try:
-            size = numpy.dtype(dtype).itemsize
-        except TypeError:
-            raise InvalidArgument(f"dtype: {dtype!r} is unknown; pass row_bytes") from None
-    return "bytes", dim * size, dim * size
+
+def _numpy_size(dtype: Any) -> int | None:
+    """Bytes of what only numpy knows, such as its scalar classes, if the caller has imported it."""
+    numpy = sys.modules.get("numpy")
+    try:
+        return numpy and numpy.dtype(dtype).itemsize
+    except (TypeError, ValueError):
+        return None

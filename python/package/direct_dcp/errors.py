@@ -81,5 +81,13 @@ class Aborted(Error):
         return self.args[1]
 
 
+class Poisoned(Error):
+    """An earlier call failed, so that this gather is of no more use: rebuild."""
+
+
+class Excluded(Error):
+    """The other ranks rebuilt the group without this one: exit, or join a group built anew."""
+
+
 class Unsupported(Error):
     """This machine, or the way that was chosen, cannot do what was asked."""

@@ -17,16 +17,18 @@ const DIR: &str = "DIRECT_DCP_DIR";
 /// Seconds to wait for the other ranks.
 const TIMEOUT: &str = "DIRECT_DCP_TIMEOUT";
 
-/// The group that the environment describes, and its timeout.
-pub(super) fn from_environment() -> Result<(Generation, Duration), GroupError> {
+/// The group that the environment describes, and its timeout: the one given, else the
+/// environment's.
+pub(super) fn from_environment(
+    given: Option<Duration>,
+) -> Result<(Generation, Duration), GroupError> {
     let rank: usize = required("RANK")?;
     let world: usize = required("WORLD_SIZE")?;
     check_rank(rank, world)?;
     check_one_machine(world)?;
-    let timeout = match parsed::<f64>(TIMEOUT)? {
-        None => DEFAULT_TIMEOUT,
-        Some(seconds) => Duration::try_from_secs_f64(seconds)
-            .map_err(|_| wrong(TIMEOUT, "is no number of seconds; set it to 60, say".into()))?,
+    let timeout = match given {
+        Some(timeout) => timeout,
+        None => timeout()?,
     };
     let generation = match text(launcher::SOCKETS)? {
         Some(value) => {
@@ -37,17 +39,34 @@ pub(super) fn from_environment() -> Result<(Generation, Duration), GroupError> {
             Some(dir) => in_directory(Path::new(&dir), rank, world, timeout, || ())?,
             None => {
                 let dir = agreed_directory()?;
+                // Only goes if it is empty. Nothing depends on it.
+                let remove = || {
+                    let _ = fs::remove_dir(&dir);
+                };
                 let met = || {
                     if rank == 0 {
-                        // Empty by now. Nothing depends on it.
-                        let _ = fs::remove_dir(&dir);
+                        remove();
                     }
                 };
-                in_directory(&dir, rank, world, timeout, met)?
+                let built = in_directory(&dir, rank, world, timeout, met);
+                if built.is_err() {
+                    // Whoever is the last to give up finds it empty.
+                    remove();
+                }
+                built?
             }
         },
     };
     Ok((generation, timeout))
+}
+
+/// How long the environment says to wait.
+fn timeout() -> Result<Duration, GroupError> {
+    match parsed::<f64>(TIMEOUT)? {
+        None => Ok(DEFAULT_TIMEOUT),
+        Some(seconds) => Duration::try_from_secs_f64(seconds)
+            .map_err(|_| wrong(TIMEOUT, "is no number of seconds; set it to 60, say".into())),
+    }
 }
 
 /// In a directory that all ranks know.
@@ -120,8 +139,8 @@ fn digest(text: &str) -> u64 {
 
 fn required<T: std::str::FromStr>(variable: &'static str) -> Result<T, GroupError> {
     parsed(variable)?.ok_or_else(|| {
-        let reason = "is not set; start the ranks with torchrun or the Launcher, or set it as \
-                      torchrun does";
+        let reason = "is not set; start the ranks with torchrun (or, in Rust, the Launcher), or \
+                      set it as torchrun does";
         wrong(variable, reason.into())
     })
 }

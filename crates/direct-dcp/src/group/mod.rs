@@ -176,7 +176,17 @@ impl Group {
     /// the ranks are on several machines, and those of [`directory`](Self::directory) or
     /// [`from_sockets`](Self::from_sockets).
     pub fn from_env() -> Result<Group, GroupError> {
-        let (generation, timeout) = environment::from_environment()?;
+        let (generation, timeout) = environment::from_environment(None)?;
+        Ok(Group::of(generation, timeout))
+    }
+
+    /// The same with a timeout of the caller's in place of `DIRECT_DCP_TIMEOUT`, which is not
+    /// looked at.
+    ///
+    /// # Errors
+    /// Those of [`from_env`](Self::from_env).
+    pub fn from_env_timeout(timeout: Duration) -> Result<Group, GroupError> {
+        let (generation, timeout) = environment::from_environment(Some(timeout))?;
         Ok(Group::of(generation, timeout))
     }
 
@@ -188,8 +198,20 @@ impl Group {
     /// machines, [`GroupError::PeerFailed`] if another rank could not take part, and those of
     /// [`directory`](Self::directory).
     pub fn with_exchange(exchange: &mut dyn Exchange) -> Result<Group, GroupError> {
-        let generation = exchange::over_exchange(exchange, DEFAULT_TIMEOUT)?;
-        Ok(Group::of(generation, DEFAULT_TIMEOUT))
+        Group::with_exchange_timeout(exchange, DEFAULT_TIMEOUT)
+    }
+
+    /// The same with another limit than 60 s for how long bring-up, once the store has answered,
+    /// and then each collective waits.
+    ///
+    /// # Errors
+    /// Those of [`with_exchange`](Self::with_exchange).
+    pub fn with_exchange_timeout(
+        exchange: &mut dyn Exchange,
+        timeout: Duration,
+    ) -> Result<Group, GroupError> {
+        let generation = exchange::over_exchange(exchange, timeout)?;
+        Ok(Group::of(generation, timeout))
     }
 
     fn of(generation: Generation, timeout: Duration) -> Group {
