@@ -93,7 +93,8 @@ WAITS = [
 @pytest.mark.parametrize("what", WAITS)
 def test_ctrl_c_ends_a_wait(what, tmp_path):
     command = [sys.executable, "-c", PROGRAM, os.path.dirname(__file__), what, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as program:
         try:
             assert program.stdout.readline() == "ready\n"
             time.sleep(0.3)
