@@ -125,6 +125,17 @@ impl FinalLayout {
         self.format
     }
 
+    /// Where each plane lies in a slot with room for `capacity_rows` rows, in bytes.
+    pub(crate) fn spans(&self, capacity_rows: usize) -> Vec<Range<usize>> {
+        let mut start = 0;
+        let span = |width| {
+            let plane = start..start + self.total_rows() * width;
+            start += capacity_rows * width;
+            plane
+        };
+        self.plane_bytes().into_iter().map(span).collect()
+    }
+
     pub(crate) fn placement(&self) -> &Placement {
         &self.placement
     }
@@ -243,16 +254,7 @@ pub struct Planes {
 
 impl Planes {
     pub(crate) fn new(held: Held, layout: &FinalLayout, capacity_rows: usize) -> Self {
-        let mut start = 0;
-        let spans = layout
-            .plane_bytes()
-            .into_iter()
-            .map(|width| {
-                let plane = start..start + layout.total_rows() * width;
-                start += capacity_rows * width;
-                plane
-            })
-            .collect();
+        let spans = layout.spans(capacity_rows);
         Planes { held, spans }
     }
 

@@ -192,14 +192,15 @@ impl Conversion {
         }
     }
 
-    /// Converts a row into one as long as `to`.
-    pub(super) fn convert(self, row: &[u8], to: &mut [u8]) {
+    /// What a row becomes; `room` is where, if it becomes something else.
+    pub(super) fn convert<'a>(self, row: &'a [u8], room: &'a mut Vec<u8>) -> &'a [u8] {
         match self {
-            Conversion::None => to.copy_from_slice(row),
+            Conversion::None => row,
             Conversion::Dequantize(scale) => {
-                for (pair, &element) in to.chunks_exact_mut(2).zip(row) {
-                    pair.copy_from_slice(&bf16_from_e4m3(element, scale).to_ne_bytes());
-                }
+                let bytes = |&element: &u8| bf16_from_e4m3(element, scale).to_ne_bytes();
+                room.clear();
+                room.extend(row.iter().flat_map(bytes));
+                room
             }
         }
     }

@@ -13,19 +13,10 @@ impl Block<'_> {
     /// Stores this block's share of a slice to every region.
     pub(super) fn store_slice(&self, slot: u32, rows: &[u8]) {
         let part = self.share();
-        let place = self.place(self.launch.call.rank);
-        let end = (part.start + part.len) as usize;
-        for start in (part.start as usize..end).step_by(PIECE) {
-            let Some(piece) = rows.get(start..end.min(start + PIECE)) else {
-                return;
-            };
-            for region in self.launch.lane.stores_to(self.launch.call.copy_out) {
-                let to = region.slot(slot).wrapping_add(place + start);
-                // SAFETY: `Lane::check` saw that `world_size` slices fit a slot. The slot rule
-                // (docs/protocol.md) keeps every reader out of these bytes until we publish, and
-                // no other rank, or block, writes this rank's part.
-                unsafe { to.copy_from_nonoverlapping(piece.as_ptr(), piece.len()) };
-            }
+        let (start, end) = (part.start as usize, (part.start + part.len) as usize);
+        let at = self.place(self.launch.call.rank) + start;
+        if let Some(bytes) = rows.get(start..end) {
+            self.store_bytes(slot, at, bytes);
         }
     }
 
@@ -39,7 +30,7 @@ impl Block<'_> {
     ) {
         let row_bytes = placement.row_bytes() as usize;
         let source_bytes = conversion.source_bytes(row_bytes);
-        let mut converted = vec![0; row_bytes];
+        let mut converted = Vec::new();
         for run in self.share_of(placement.runs()) {
             // What is one piece here and there moves as one.
             if let ([_], Conversion::None, Some(bytes)) = (
@@ -54,13 +45,7 @@ impl Block<'_> {
                 let Some(row) = rows.row(run.src + index, source_bytes) else {
                     return;
                 };
-                let row = match conversion {
-                    Conversion::None => row,
-                    Conversion::Dequantize(_) => {
-                        conversion.convert(row, &mut converted);
-                        &converted
-                    }
-                };
+                let row = conversion.convert(row, &mut converted);
                 self.store_row(slot, placement.planes(), run.dst + index, row);
             }
         }
@@ -83,19 +68,17 @@ impl Block<'_> {
 
     /// Stores bytes at `at` of a slot of every region.
     fn store_bytes(&self, slot: u32, at: usize, bytes: &[u8]) {
-        for piece in (0..bytes.len()).step_by(PIECE) {
-            let Some(piece_bytes) = bytes.get(piece..bytes.len().min(piece + PIECE)) else {
-                return;
-            };
-            for region in self.launch.lane.stores_to(false) {
-                let to = region.slot(slot).wrapping_add(at + piece);
-                // SAFETY: the placement's rows lie below its total, which `Lane::place` saw to be
-                // within the capacity of a slot, and its planes make up a row. The slot rule keeps
-                // every reader out of these bytes until we publish; no other block has this run,
-                // and no two rows of a placement share a place. Other ranks' placements are theirs
-                // to keep apart: the digest of what they were made from is compared before anybody
-                // reads.
-                unsafe { to.copy_from_nonoverlapping(piece_bytes.as_ptr(), piece_bytes.len()) };
+        for (start, piece) in (at..).step_by(PIECE).zip(bytes.chunks(PIECE)) {
+            for region in self.launch.lane.stores_to(self.launch.call.copy_out) {
+                let to = region.slot(slot).wrapping_add(start);
+                // SAFETY: of a slice, `Lane::check` saw that `world_size` of them fit a slot; of
+                // rows with a place each, `Lane::place` saw that the capacity of a slot holds all
+                // places, and that the planes make up a row. The slot rule (docs/protocol.md) keeps
+                // every reader out of these bytes until we publish. No other block has this part or
+                // this run, and no two rows of a placement share a place. No other rank writes a
+                // slice's place; to keep placements apart is the ranks' plan's, whose digest is
+                // compared before anybody reads.
+                unsafe { to.copy_from_nonoverlapping(piece.as_ptr(), piece.len()) };
             }
         }
     }

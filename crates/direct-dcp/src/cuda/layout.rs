@@ -13,9 +13,7 @@ use crate::format::RowFormat;
 #[derive(Debug)]
 pub struct FinalLayout {
     placement: DevicePlacement,
-    format: RowFormat,
-    plane_bytes: Vec<usize>,
-    total_rows: usize,
+    layout: crate::FinalLayout,
 }
 
 impl FinalLayout {
@@ -34,9 +32,7 @@ impl FinalLayout {
         );
         Ok(FinalLayout {
             placement: device.map_err(|error| from_cuda(&error))?,
-            format: layout.format(),
-            plane_bytes: layout.plane_bytes(),
-            total_rows: layout.total_rows(),
+            layout: layout.clone(),
         })
     }
 
@@ -54,18 +50,12 @@ impl FinalLayout {
     }
 
     pub(super) fn format(&self) -> RowFormat {
-        self.format
+        self.layout.format()
     }
 
     /// Where each plane lies in a slot with room for `capacity_rows` rows.
     pub(super) fn spans(&self, capacity_rows: usize) -> Vec<Range<usize>> {
-        let mut start = 0;
-        let span = |&width: &usize| {
-            let plane = start..start + self.total_rows * width;
-            start += capacity_rows * width;
-            plane
-        };
-        self.plane_bytes.iter().map(span).collect()
+        self.layout.spans(capacity_rows)
     }
 }
 
