@@ -15,7 +15,7 @@ use std::process::{self, Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use direct_dcp::Way;
-use direct_dcp::cuda::{CudaError, Device, Driver};
+use direct_dcp::cuda::{Context, CudaError, Device, Driver};
 use direct_dcp_conformance::backends::{DeviceProcesses, Streams, device_worker};
 use direct_dcp_conformance::{Backend, Case, Failure, attempt};
 
@@ -76,14 +76,26 @@ fn main() -> ExitCode {
         }
     }
     parts.retain(|(name, _)| wanted.is_empty() || wanted.iter().any(|wanted| wanted == name));
-    match device() {
-        Ok(device) => println!("{device}"),
+    let device = match device() {
+        Ok(device) => device,
         Err(why) => {
             println!("skipped: {why}");
             return ExitCode::SUCCESS;
         }
+    };
+    // A primary context takes a second to make and to end: streams share one from the first case to
+    // the last. Under MPS one more client would take its share of the device.
+    let held = match kind {
+        "streams" => Context::new(&device).map(Some),
+        _ => Ok(None),
+    };
+    match held {
+        Ok(_held) => run(kind, &parts),
+        Err(why) => {
+            eprintln!("no context: {why}");
+            ExitCode::FAILURE
+        }
     }
-    run(kind, &parts)
 }
 
 /// A scenario's name, and what runs it.
@@ -116,11 +128,12 @@ fn run(kind: &str, parts: &[Part<'_>]) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// The device that there is to run on.
-fn device() -> Result<String, CudaError> {
+/// The device that there is to run on, which it names.
+fn device() -> Result<Device, CudaError> {
     let driver = Driver::load()?;
     let device = Device::new(&driver, DEVICE)?;
-    Ok(format!("{}, driver {}", device.name()?, driver.version()))
+    println!("{}, driver {}", device.name()?, driver.version());
+    Ok(device)
 }
 
 /// Ranks that are killed with no chance to say anything: the others name them, and go on.
