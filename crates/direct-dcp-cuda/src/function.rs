@@ -277,7 +277,7 @@ fn parameter_sizes(
     function: sys::CUfunction,
     count: usize,
 ) -> Result<Option<Arc<[usize]>>> {
-    if !context.driver().has(SymbolGroup::Parameters) {
+    if !context.driver().has(SymbolGroup::Functions) {
         return Ok(None);
     }
     let sizes = (0..count).map(|index| {

@@ -7,6 +7,7 @@ use std::ffi::CString;
 use std::sync::Arc;
 
 use crate::context::Context;
+use crate::driver::SymbolGroup;
 use crate::error::{CudaError, Result};
 use crate::function::Function;
 use crate::sys;
@@ -95,6 +96,9 @@ impl Module {
 
     /// Finds an entry point by the name in the PTX.
     ///
+    /// It is loaded here, not by its first launch: for that the driver may wait until the device
+    /// is idle, which a kernel that waits for a peer keeps it from.
+    ///
     /// # Errors
     /// The driver's; `CUDA_ERROR_NOT_FOUND` where there is no such entry.
     pub fn function(self: &Arc<Self>, name: &str) -> Result<Function> {
@@ -105,6 +109,10 @@ impl Module {
             let api = self.context.driver().api();
             // SAFETY: the module is live, the name ends in NUL; writes one handle.
             unsafe { api.cuModuleGetFunction(&mut raw, self.raw, c_name.as_ptr()) }?;
+            if self.context.driver().has(SymbolGroup::Functions) {
+                // SAFETY: the function was found just now.
+                unsafe { api.cuFuncLoad(raw) }?;
+            }
             let is_it = |(entry, _): &&(String, usize)| entry == name;
             let parameters = self.entries.iter().find(is_it).map(|(_, count)| *count);
             Function::new(self, raw, parameters)

@@ -151,7 +151,7 @@ fn a_kernel_eagerly_and_in_a_graph() {
         unsafe { executable.launch(&stream) }.expect("a launch");
     }
     assert_eq!(read(&word, &stream), 5 + 4 * 128 * 3);
-    if driver.has(SymbolGroup::Parameters) {
+    if driver.has(SymbolGroup::Functions) {
         // SAFETY: refused before anything is launched.
         let refused = unsafe { function.launch(shape, &stream, &params[..1]) };
         assert!(

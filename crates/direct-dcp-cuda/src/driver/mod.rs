@@ -43,8 +43,9 @@ struct Refused {
 pub enum SymbolGroup {
     /// Devices, contexts, streams, events, memory, modules: nothing works without.
     Core,
-    /// Checking a kernel's parameters before a launch (CUDA 12.4); without it they go unchecked.
-    Parameters,
+    /// Loading a kernel before its first launch, and checking its parameters (CUDA 12.4). Without
+    /// it, the first launch loads it, and they go unchecked.
+    Functions,
     /// How many blocks are resident at once.
     Occupancy,
     /// Capturing and replaying graphs.
@@ -61,7 +62,7 @@ impl SymbolGroup {
     /// Every group, in the order of a report.
     pub const ALL: [Self; 7] = [
         Self::Core,
-        Self::Parameters,
+        Self::Functions,
         Self::Occupancy,
         Self::Graphs,
         Self::StreamMemoryOps,

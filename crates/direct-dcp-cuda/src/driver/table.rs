@@ -132,7 +132,8 @@ driver_api! {
             parameters: *mut *mut c_void, extra: *mut *mut c_void,
         );
     }
-    Parameters {
+    Functions {
+        cuFuncLoad(function: CUfunction);
         cuFuncGetParamInfo(function: CUfunction, index: usize, offset: *mut usize, bytes: *mut usize);
     }
     Occupancy {

@@ -130,6 +130,9 @@ export! {
         state.functions.insert(handle, Arc::new(entry));
         function.set(handle)
     }
+    fn cuFuncLoad(function: usize) {
+        entry(function).map(|_| ())
+    }
     fn cuFuncGetParamInfo(function: usize, index: usize, offset: Out<usize>, bytes: Out<usize>) {
         let entry = entry(function)?;
         let parameter = entry.parameters.get(index).ok_or(Code::INVALID_VALUE)?;

@@ -63,7 +63,8 @@ fn functions_have_the_header_s_shape() {
             cuMemHostGetDevicePointer_v2(_ _ _);
         module:
             cuModuleLoadData(_ _) cuModuleLoadDataEx(_ _ _ _ _) cuModuleUnload(_)
-            cuModuleGetFunction(_ _ _) cuFuncGetParamInfo(_ _ _ _) cuFuncGetAttribute(_ _ _)
+            cuModuleGetFunction(_ _ _) cuFuncLoad(_) cuFuncGetParamInfo(_ _ _ _)
+            cuFuncGetAttribute(_ _ _)
             cuOccupancyMaxActiveBlocksPerMultiprocessor(_ _ _ _)
             cuLaunchKernel(_ _ _ _ _ _ _ _ _ _ _);
         graph:

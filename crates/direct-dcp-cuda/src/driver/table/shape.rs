@@ -67,7 +67,7 @@ fn functions_have_the_header_s_shape() {
         cuMemcpyHtoDAsync_v2(_ _ _ _) cuMemcpyDtoHAsync_v2(_ _ _ _)
         cuMemcpyDtoDAsync_v2(_ _ _ _) cuMemsetD8Async(_ _ _ _) cuMemsetD32Async(_ _ _ _)
         cuModuleLoadDataEx(_ _ _ _ _) cuModuleUnload(_) cuModuleGetFunction(_ _ _)
-        cuFuncGetAttribute(_ _ _) cuFuncGetParamInfo(_ _ _ _)
+        cuFuncGetAttribute(_ _ _) cuFuncLoad(_) cuFuncGetParamInfo(_ _ _ _)
         cuLaunchKernel(_ _ _ _ _ _ _ _ _ _ _)
         cuOccupancyMaxActiveBlocksPerMultiprocessor(_ _ _ _)
         cuStreamBeginCapture_v2(_ _) cuStreamEndCapture(_ _) cuStreamIsCapturing(_ _)
