@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import random
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -39,6 +40,8 @@ def in_threads(world: int, body: Callable[[direct_dcp.Group], Any], **options: A
             results[rank] = body(groups[rank])
         except BaseException as error:
             errors[rank] = error
+            # At once: a peer may hang for it, and the watchdog says nothing of this.
+            print(f"rank {rank}: {error!r}", file=sys.stderr, flush=True)
         finally:
             # Leaves the group, so that nobody waits for it.
             groups[rank] = None  # type: ignore[call-overload]

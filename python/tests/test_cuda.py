@@ -3,17 +3,23 @@
 Ranks are threads of this process with a stream each. `run_cuda.py` says how to start it.
 """
 
+import gc
 import importlib.util
+import os
 import shutil
 import statistics
+import tempfile
 import threading
 import time
+from unittest import mock
 
 import torch
-from helpers import in_threads, raises
+import torch.multiprocessing
+from helpers import in_threads, raises, watch
+from operator_arguments import arguments, wrong_arguments
 
 import direct_dcp
-from direct_dcp import KvGather, ops
+from direct_dcp import KvGather, ops, vllm
 
 try:
     import pytest
@@ -50,13 +56,23 @@ def same(tensor, reference):
 def on_streams(world, body, **options):
     """Runs `body(group)` in a thread and on a stream for each rank."""
     # Made here, so that no rank waits for the device while another's kernel waits for it.
-    streams = [torch.cuda.Stream() for _ in range(world)]
+    while len(_streams) < world:
+        _streams.append(torch.cuda.Stream())
 
     def rank(group):
-        with torch.cuda.stream(streams[group.rank]):
+        with torch.cuda.stream(_streams[group.rank]):
             return body(group)
 
-    return in_threads(world, rank, **options)
+    # Nor may a rank's thread free what earlier tests have left.
+    gc.collect()
+    gc.disable()
+    try:
+        return in_threads(world, rank, **options)
+    finally:
+        gc.enable()
+
+
+_streams: list[torch.cuda.Stream] = []
 
 
 def test_rows_arrive_in_rank_order():
@@ -65,9 +81,9 @@ def test_rows_arrive_in_rank_order():
 
             def rank(group):
                 gather = KvGather(
-                    group, 4 * 128, dtype=dtype, dim=DIM, ubatches=2, device="cuda", way=way
+                    group, 4 * 1024, dtype=dtype, dim=DIM, ubatches=2, device="cuda", way=way
                 )
-                calls = list(enumerate([1, 128, 17, 128]))
+                calls = list(enumerate([1, 128, 17, 1024]))
                 rows = [rows_of(group.rank, call, count, dtype) for call, count in calls]
                 outs = [poisoned(4 * count, dtype) for _, count in calls]
                 torch.cuda.current_stream().synchronize()
@@ -106,7 +122,7 @@ def test_zero_copy_lends_the_slot():
 def test_a_captured_gather_is_replayed():
     def rank(group):
         gather = KvGather(group, 2 * 32, dtype=torch.bfloat16, dim=DIM, device="cuda")
-        inputs = [rows_of(group.rank, call, 32) for call in range(4)]
+        inputs = [rows_of(group.rank, call, 32) for call in range(5)]
         local, out = inputs[0].clone(), poisoned(64)
         stream = torch.cuda.current_stream()
         stream.synchronize()
@@ -119,22 +135,77 @@ def test_a_captured_gather_is_replayed():
             graph.capture_begin(capture_error_mode="thread_local")
             gather.gather_into(local, out)
             graph.capture_end()
-        for call in range(1, 4):
+        for call in range(1, 5):
             local.copy_(inputs[call])
             out.fill_(float("nan"))
             stream.synchronize()
             group.barrier()
-            graph.replay()
+            # Replays and eager calls count on.
+            gather.gather_into(local, out) if call == 2 else graph.replay()
             stream.synchronize()
             group.barrier()
             assert same(out, rows_of_all(2, call, 32)), call
         gather.check()
-        assert gather.status().epochs == [4]
+        assert gather.status().epochs == [5]
         group.barrier()
         del graph
 
     lock = threading.Lock()
     on_streams(2, rank)
+
+
+def _process(rank, world, store):
+    """One of the ranks that are processes, on one device."""
+    watch()
+    torch.cuda.set_device(0)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=world
+    )
+    group = direct_dcp.Group.from_torch()
+    for dtype in DTYPES:
+        gather = KvGather(group, world * 1024, dtype=dtype, dim=DIM, device="cuda")
+        workspace = vllm.DirectDCPKVGatherWorkspace(
+            torch.distributed.group.WORLD, torch.device("cuda", 0), world * 1024, DIM, dtype
+        )
+        for call, count in enumerate([1, 17, 128, 1024]):
+            local, out = rows_of(rank, call, count, dtype), poisoned(world * count, dtype)
+            expected = rows_of_all(world, call, count, dtype)
+            again = out.clone()
+            torch.cuda.synchronize()
+            group.barrier()
+            gather.gather_into(local, out)
+            with gather.gather(local) as rows:
+                lent = rows.clone()
+            workspace.gather(again, local)
+            gather.wait()
+            workspace.check()
+            for what in (out, lent, again):
+                assert same(what, expected), (dtype, count)
+            group.barrier()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            gather.gather_into(local, out)
+        for call in range(4, 8):
+            local.copy_(rows_of(rank, call, count, dtype))
+            out.view(torch.uint8).fill_(0xEE)
+            torch.cuda.synchronize()
+            group.barrier()
+            gather.gather_into(local, out) if call == 5 else graph.replay()
+            gather.wait()
+            assert same(out, rows_of_all(world, call, count, dtype)), (dtype, call)
+            group.barrier()
+        del graph
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def test_ranks_that_are_processes():
+    """Beside each other under MPS, else in turns of some milliseconds."""
+    # All clients of MPS together have some 100 queues.
+    with mock.patch.dict(os.environ, CUDA_DEVICE_MAX_CONNECTIONS="8"):
+        for world in (2, 4):
+            with tempfile.TemporaryDirectory() as folder:
+                torch.multiprocessing.spawn(_process, (world, f"{folder}/store"), nprocs=world)
 
 
 def test_a_missing_rank_is_named_and_the_device_works_on():
@@ -222,7 +293,7 @@ class Buffers:
 
 def test_the_operator_between_ranks_of_one_device():
     for dtype in DTYPES:
-        all_buffers = [Buffers(3, 3 * 32, dtype) for _ in range(3)]
+        all_buffers = [Buffers(3, 3 * 1024, dtype) for _ in range(3)]
         rows = [buffers.received.data_ptr() for buffers in all_buffers]
         signals = [buffers.signal.data_ptr() for buffers in all_buffers]
         for rank, buffers in enumerate(all_buffers):
@@ -231,7 +302,7 @@ def test_the_operator_between_ranks_of_one_device():
 
         def body(group):
             buffers = all_buffers[group.rank]
-            calls = list(enumerate([1, 32, 17, 32]))
+            calls = list(enumerate([1, 128, 17, 1024]))
             inputs = [rows_of(group.rank, call, count, dtype) for call, count in calls]
             outs = [poisoned(3 * count, dtype) for _, count in calls]
             tables = torch.tensor(rows), torch.tensor(signals)
@@ -304,6 +375,24 @@ def compiled_by(backend):
         assert torch.equal(step(local, out), torch.cat([data, data]).view(torch.uint8))
     assert buffers.epoch.item() == 2
     ops.check()
+
+
+def test_the_operator_refuses_each_wrong_argument():
+    # Two GPUs, or the CPU in place of the second.
+    other = "cuda:1" if torch.cuda.device_count() > 1 else "cpu"
+    for changes, word in wrong_arguments(other):
+        call = arguments(**changes)
+        tensors = [value for value in call.values() if isinstance(value, torch.Tensor)]
+        for tensor in tensors:
+            tensor.view(torch.uint8).fill_(0xEE) if tensor.is_contiguous() else tensor.fill_(7)
+        before = [tensor.clone() for tensor in tensors]
+        with raises(RuntimeError, word):
+            torch.ops.direct_dcp.direct_dcp_kv_gather(**call)
+        torch.cuda.synchronize()
+        for tensor, kept in zip(tensors, before):
+            # Bytes, for what they hold may be no number.
+            now, then = (t.contiguous().view(torch.uint8) for t in (tensor, kept))
+            assert torch.equal(now, then), word
 
 
 def test_the_operator_is_traced():

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.multiprocessing
 from helpers import in_threads, raises, watch
+from operator_arguments import arguments, wrong_arguments
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import direct_dcp
@@ -104,28 +105,6 @@ def test_process_groups():
         torch.multiprocessing.spawn(_process, (f"{folder}/store",), nprocs=3)
 
 
-def arguments(**changes):
-    """Arguments of the operator, on a device that is not there."""
-
-    def tensor(*shape, dtype=torch.bfloat16):
-        return torch.empty(shape, dtype=dtype, device="cuda")
-
-    right = dict(
-        local_kv=tensor(3, 64),
-        received_kv=tensor(2, 8, 64),
-        received_signal=tensor(2, 2, dtype=torch.int32),
-        completion=tensor(2, dtype=torch.int32),
-        epoch=tensor(1, dtype=torch.int64),
-        gathered_kv=tensor(6, 64),
-        world_size=2,
-        rank=0,
-        max_gathered_tokens=8,
-        kv_mc_ptr=16,
-        signal_mc_ptr=16,
-    )
-    return {**right, **changes}
-
-
 def test_the_operators_have_their_signatures():
     schema = torch.ops.direct_dcp.direct_dcp_kv_gather.default._schema
     mutated = [argument.name for argument in schema.arguments if argument.alias_info]
@@ -147,27 +126,7 @@ def test_the_operators_are_traced_without_a_device():
 
 def test_each_argument_is_checked():
     with FakeTensorMode():
-        tensor = torch.empty
-        wrong = [
-            (dict(local_kv=tensor(3, 64, dtype=torch.bfloat16)), "CUDA"),
-            (dict(local_kv=tensor(3, 64, device="cuda")), "float8_e4m3fn"),
-            (dict(local_kv=tensor(3, 1, 64, dtype=torch.bfloat16, device="cuda")), "[T, D]"),
-            (dict(local_kv=tensor(64, 3, dtype=torch.bfloat16, device="cuda").T), "strided"),
-            (dict(local_kv=tensor(0, 64, dtype=torch.bfloat16, device="cuda")), "above 0"),
-            (dict(world_size=1), "world_size"),
-            (dict(rank=2), "rank"),
-            (dict(rank=-1), "rank"),
-            (dict(max_gathered_tokens=5), "capacity"),
-            (dict(max_gathered_tokens=16), "received_kv"),
-            (dict(received_kv=tensor(2, 8, 64, device="cuda")), "received_kv"),
-            (dict(received_signal=tensor(2, 2, device="cuda")), "received_signal"),
-            (dict(completion=tensor(3, dtype=torch.int32, device="cuda")), "completion"),
-            (dict(epoch=tensor(1, dtype=torch.int32, device="cuda")), "epoch"),
-            (dict(epoch=tensor(1, dtype=torch.int64)), "device"),
-            (dict(epoch=tensor(1, dtype=torch.int64, device="cuda:1")), "device"),
-            (dict(gathered_kv=tensor(5, 64, dtype=torch.bfloat16, device="cuda")), "gathered_kv"),
-        ]
-        for changes, word in wrong:
+        for changes, word in wrong_arguments("cuda:1"):
             with raises(RuntimeError, word) as refused:
                 ops.kv_gather(**arguments(**changes))
             assert isinstance(refused.value, ValueError)

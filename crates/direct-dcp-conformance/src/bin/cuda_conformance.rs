@@ -26,12 +26,19 @@ const SELF: &str = "/proc/self/exe";
 /// Says that this process is a rank.
 const RANK: &str = "rank";
 
-/// What has to be set before the driver is loaded: a queue for each of 32 streams, for kernels wait
-/// for those of other streams; and no multicast, which other programs of a host may be using.
-const VARIABLES: [(&str, &str); 2] = [
-    ("CUDA_DEVICE_MAX_CONNECTIONS", "32"),
-    ("DIRECT_DCP_DISABLE_MULTICAST", "1"),
-];
+/// What has to be set before the driver is loaded. Kernels wait for those of other streams, so each
+/// stream needs a queue; all processes under MPS together have some 100. And no multicast, which
+/// other programs of a host may be using.
+fn variables(kind: &str) -> [(&'static str, &'static str); 2] {
+    let queues = match kind {
+        "streams" => "32",
+        _ => "8",
+    };
+    [
+        ("CUDA_DEVICE_MAX_CONNECTIONS", queues),
+        ("DIRECT_DCP_DISABLE_MULTICAST", "1"),
+    ]
+}
 
 /// A case that has taken so long hangs, and is the last one: what it left behind, in threads and on
 /// the device, would be in the way of others.
@@ -39,18 +46,18 @@ const HUNG: Duration = Duration::from_secs(90);
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = env::args().skip(1).collect();
-    let unset = |(name, _): &(&str, &str)| env::var_os(name).is_none();
-    let missing: Vec<_> = VARIABLES.into_iter().filter(unset).collect();
-    if !missing.is_empty() {
-        let mut again = Command::new(SELF);
-        let error = again.args(&arguments).envs(missing).exec();
-        eprintln!("cannot start anew with {VARIABLES:?}: {error}");
-        return ExitCode::FAILURE;
-    }
     let (kind, wanted) = match arguments.split_first() {
         Some((kind, rest)) => (kind.as_str(), rest),
         None => ("streams", [].as_slice()),
     };
+    let unset = |(name, _): &(&str, &str)| env::var_os(name).is_none();
+    let missing: Vec<_> = variables(kind).into_iter().filter(unset).collect();
+    if !missing.is_empty() {
+        let mut again = Command::new(SELF);
+        let error = again.args(&arguments).envs(missing).exec();
+        eprintln!("cannot start anew: {error}");
+        return ExitCode::FAILURE;
+    }
     let processes = DeviceProcesses::of(SELF, &[RANK]);
     let backend: &dyn Backend = match kind {
         RANK => return device_worker(DEVICE),
