@@ -291,7 +291,7 @@ impl Deref for Gathered {
 pub struct Status {
     /// The generation of its group.
     pub generation: u64,
-    /// How rows travel.
+    /// How rows travel, as the workspace's `way` says.
     pub way: Way,
     /// Calls completed, per ubatch.
     pub epochs: Vec<u64>,

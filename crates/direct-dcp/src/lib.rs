@@ -40,6 +40,7 @@
 //! | [`Workspace`] | the memory that they share, sized once |
 //! | [`KvGather`] | the operation: [`gather_into`](KvGather::gather_into) copies out, [`gather`](KvGather::gather) lends the slot, [`gather_final`](KvGather::gather_final) puts every row in its final place |
 //! | [`Pipeline`] | gathers that go on while earlier results are read |
+//! | [`Tuning`] | which ways are fast on a machine, as measured there |
 //! | [`plan`] | which rows to gather: who owns which token, chunks that fit, and where each row belongs |
 //!
 //! # What it does not do
@@ -57,6 +58,7 @@ mod layout;
 mod options;
 mod pipeline;
 pub mod plan;
+pub mod tuning;
 mod window;
 mod workspace;
 
@@ -67,6 +69,7 @@ pub use group::{AbortHandle, Exchange, Group, GroupError, Launcher};
 pub use layout::{FinalLayout, Pages, Planes, Rows};
 pub use options::{Way, WorkspaceError, WorkspaceOptions};
 pub use pipeline::{Pipeline, Ticket};
+pub use tuning::Tuning;
 pub use workspace::Workspace;
 
 /// The program in the README, compiled and run.

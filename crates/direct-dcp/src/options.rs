@@ -2,35 +2,44 @@
 
 use std::fmt;
 use std::num::NonZeroU32;
+use std::sync::Arc;
 use std::thread::available_parallelism;
 
-use direct_dcp_cuda::gather::Layout;
+use direct_dcp_cuda::gather::{Delivery, Layout};
 use direct_dcp_kernels::host::{Geometry, Way as HostWay};
 
 use crate::format::RowFormat;
 use crate::group::{Group, GroupError};
+use crate::tuning::{Setting, Tuning};
 
 /// Blocks of a launch at most.
-const MOST_BLOCKS: usize = 1024;
+pub(crate) const MOST_BLOCKS: usize = 1024;
 
 /// How rows travel between ranks.
+///
+/// A group chooses when it builds its workspace. On CPUs the memory is laid out for one way, which
+/// all calls take. On GPUs each call takes one by its kind and size, the same on all ranks:
+/// [`cuda::Workspace::way_of`](crate::cuda::Workspace::way_of) says which. An option,
+/// [`WorkspaceOptions::way`], forces one for all calls, and a table of measurements,
+/// [`WorkspaceOptions::tuning`], is followed where it has entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Way {
     /// CPU. All ranks map the same slots, so each row is written once for everybody. The default
     /// there: the least memory and the fewest copies.
     SharedSlot,
-    /// GPU. One store reaches the memory of all ranks. The default where every device offers it
-    /// and the group's self-test passes.
+    /// GPU. One store reaches the memory of all ranks. The default for all calls where every device
+    /// offers it and the group's self-test passes.
     Multicast,
     /// Every rank has slots of its own and stores its rows into those of all ranks. The default on
-    /// GPUs without multicast.
+    /// GPUs without multicast for calls that lend their rows, and for final layouts.
     Push,
-    /// Every rank stages its rows once, and the others read them there. The zero-copy gather of
-    /// the CPU lends a private copy.
+    /// Every rank stages its rows once, and the others read them there. The default on GPUs without
+    /// multicast for calls that copy out. The zero-copy gather of the CPU lends a private copy.
     Pull,
     /// GPU. Rows are pushed by the copy engines, which leaves the multiprocessors to others.
-    /// Cannot be captured into a graph.
+    /// Cannot be captured into a graph: forced, such a call is refused; chosen by a
+    /// [tuning table](crate::tuning), it is captured by push.
     CopyEngine,
     /// GPU. The algorithm that the others replace: rows are pushed, published and copied out of
     /// staging by three launches. For comparison only, never chosen by a group.
@@ -72,6 +81,7 @@ pub struct WorkspaceOptions {
     pub(crate) slots: usize,
     pub(crate) ubatches: usize,
     pub(crate) way: Option<Way>,
+    pub(crate) tuning: Option<Arc<Tuning>>,
     pub(crate) blocks: Option<usize>,
 }
 
@@ -86,6 +96,7 @@ impl WorkspaceOptions {
             slots: 2,
             ubatches: 1,
             way: None,
+            tuning: None,
             blocks: None,
         }
     }
@@ -105,10 +116,22 @@ impl WorkspaceOptions {
         self
     }
 
-    /// Forces a way. By default the group takes the best one that works for every rank.
+    /// Forces a way for all calls. By default the group takes the best ones that work for every
+    /// rank.
     #[must_use]
     pub fn way(mut self, way: Way) -> Self {
         self.way = Some(way);
+        self
+    }
+
+    /// Has calls take the ways that `table` names, where it has entries for this group. A forced
+    /// way goes before it, and so does a number of blocks. All ranks need equal tables.
+    ///
+    /// On GPUs that is decided for each call. On CPUs the memory is laid out once: by the entry for
+    /// zero-copy calls of the workspace's capacity, or where there is none, for those that copy out.
+    #[must_use]
+    pub fn tuning(mut self, table: Tuning) -> Self {
+        self.tuning = Some(Arc::new(table));
         self
     }
 
@@ -122,12 +145,24 @@ impl WorkspaceOptions {
     }
 
     /// Bytes of shared memory that a CPU workspace of these options takes on this machine, over
-    /// all `world_size` ranks, plus the private memory of [`Way::Pull`].
+    /// all `world_size` ranks, plus the private memory of [`Way::Pull`]. With a tuning table that is
+    /// the most that it may come to.
     ///
     /// # Errors
     /// [`WorkspaceError::InvalidArgument`] and [`WorkspaceError::Unsupported`], as
     /// [`Workspace::new`](crate::Workspace::new) would say.
     pub fn memory_bytes(&self, world_size: usize) -> Result<usize, WorkspaceError> {
+        // What it is for, threads or processes, is not known yet.
+        let settings = [true, false].map(|threads| Setting::cpu(threads, world_size));
+        let mut most = 0;
+        for setting in &settings {
+            most = most.max(self.settled(setting).memory_of_way(world_size)?);
+        }
+        Ok(most)
+    }
+
+    /// The same for the way that is forced, or the default one.
+    fn memory_of_way(&self, world_size: usize) -> Result<usize, WorkspaceError> {
         let geometry = self.geometry(world_size)?;
         let private = match geometry.way {
             HostWay::Pull => self
@@ -155,6 +190,21 @@ impl WorkspaceOptions {
         bytes
             .and_then(|bytes| bytes.try_into().ok())
             .ok_or_else(|| self.too_large())
+    }
+
+    /// These options, with what a table says of a CPU workspace in place of the table.
+    pub(crate) fn settled(&self, setting: &Setting) -> Self {
+        let slice = self.capacity_rows / setting.ranks.max(1);
+        let slice = slice.saturating_mul(self.format.row_bytes());
+        let entry = |delivery| self.tuning.as_ref()?.entry(setting, delivery, slice);
+        let entry = entry(Delivery::ZeroCopy).or_else(|| entry(Delivery::CopyOut));
+        let entry = entry.filter(|_| self.way.is_none());
+        WorkspaceOptions {
+            way: self.way.or(entry.map(|entry| entry.way)),
+            blocks: self.blocks.or(entry.and_then(|entry| entry.blocks)),
+            tuning: None,
+            ..self.clone()
+        }
     }
 
     /// What a CPU workspace looks like, if it can be.
@@ -354,7 +404,15 @@ pub(crate) fn agree<T>(
     options: &WorkspaceOptions,
     checked: Result<T, WorkspaceError>,
 ) -> Result<T, WorkspaceError> {
-    const FIELDS: [&str; 6] = ["capacity_rows", "dtype", "dim", "slots", "ubatches", "way"];
+    const FIELDS: [&str; 7] = [
+        "capacity_rows",
+        "dtype",
+        "dim",
+        "slots",
+        "ubatches",
+        "way",
+        "tuning",
+    ];
     let asked = [
         options.capacity_rows.to_string(),
         options.format.dtype().to_string(),
@@ -364,6 +422,10 @@ pub(crate) fn agree<T>(
         options
             .way
             .map_or("automatic".to_string(), |way| way.to_string()),
+        options
+            .tuning
+            .as_ref()
+            .map_or("no table".to_string(), |table| table.digest()),
     ];
     let agreed = everybody(group, checked)?;
     for (source_rank, theirs) in group

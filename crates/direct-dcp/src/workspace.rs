@@ -9,6 +9,7 @@ use direct_dcp_shm::SharedMemory;
 use crate::format::RowFormat;
 use crate::group::Group;
 use crate::options::{Way, WorkspaceError, WorkspaceOptions, agree, cores, everybody, refused};
+use crate::tuning::Setting;
 
 /// Symmetric memory of a group: `[ubatches, slots, capacity_rows, row_bytes]` and its signals.
 ///
@@ -18,6 +19,7 @@ pub struct Workspace {
     group: Group,
     options: WorkspaceOptions,
     way: Way,
+    setting: Setting,
     lanes: Vec<Arc<Lane>>,
 }
 
@@ -30,8 +32,9 @@ impl Workspace {
     /// [`WorkspaceError::Refused`] where some rank could not allocate or map, on every rank;
     /// [`WorkspaceError::Group`] where a peer is late or lost.
     pub fn new(group: &Group, options: WorkspaceOptions) -> Result<Self, WorkspaceError> {
-        let checked = options.geometry(group.world_size());
-        let geometry = agree(group, &options, checked)?;
+        let setting = Setting::cpu(group.one_process(), group.world_size());
+        let settled = options.settled(&setting);
+        let geometry = agree(group, &options, settled.geometry(group.world_size()))?;
         let creates = match geometry.way {
             HostWay::Shared => group.rank() == 0,
             HostWay::Push | HostWay::Pull => true,
@@ -49,7 +52,7 @@ impl Workspace {
             });
         let memory = everybody(group, memory)?;
         let mappings: Vec<_> = group.share(memory)?.into_iter().flatten().collect();
-        let blocks = options.blocks_or_default(group.world_size());
+        let blocks = settled.blocks_or_default(group.world_size());
         let lanes = (0..geometry.ubatches)
             .map(|ubatch| {
                 let lane = LaneOptions {
@@ -66,7 +69,7 @@ impl Workspace {
             })
             .collect::<Result<Vec<_>, _>>();
         let lanes = everybody(group, lanes)?;
-        let way = options.way.unwrap_or(Way::SharedSlot);
+        let way = settled.way.unwrap_or(Way::SharedSlot);
         if group.rank() == 0 {
             log::info!(
                 "direct-dcp: {} {} gather by {way}, {} rows of {} bytes, {} slots, {} ubatches, {blocks} blocks",
@@ -86,14 +89,21 @@ impl Workspace {
             group: group.clone(),
             options,
             way,
+            setting,
             lanes,
         })
     }
 
-    /// The way that the group has taken.
+    /// The way that the group has taken, for all calls.
     #[must_use]
     pub fn way(&self) -> Way {
         self.way
+    }
+
+    /// Which entries of a [tuning table](crate::tuning) are for it.
+    #[must_use]
+    pub fn setting(&self) -> &Setting {
+        &self.setting
     }
 
     /// The rows that it was built for.

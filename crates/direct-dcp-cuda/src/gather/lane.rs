@@ -10,8 +10,9 @@ use std::time::Duration;
 use direct_dcp_kernels::Shape;
 use direct_dcp_kernels::device::{Arguments, Receiver, State};
 
-use super::kernel::{Kernel, Transport};
+use super::end::{End, Reach};
 use super::layout::Layout;
+use super::route::{CallOptions, Route};
 use super::rows::{DeviceRows, DeviceRowsMut};
 use super::words::{Report, Words};
 use crate::buffer::DeviceBuffer;
@@ -30,16 +31,8 @@ pub struct LaneOptions {
     pub rank: u32,
     /// This ubatch.
     pub ubatch: u32,
-    /// Whether rows stay with their rank, and the others read them there.
-    pub pull: bool,
-    /// Whether the rows travel by the device's copy engines instead of its multiprocessors.
-    pub copy_engine: bool,
-    /// Whether a call is made of the three launches of the algorithm that this replaces.
-    pub staged: bool,
     /// Ranks that share this rank's device, itself counted.
     pub sharing: u32,
-    /// The most blocks of a launch, or `None` for as many as pay.
-    pub max_blocks: Option<u32>,
 }
 
 /// Why a launch was not made, or an earlier one failed.
@@ -80,12 +73,10 @@ impl From<CudaError> for LaunchError {
 /// One rank's end of one ubatch.
 pub struct Lane {
     options: LaneOptions,
-    pub(super) kernel: Kernel,
+    context: Context,
     own: Receiver,
     slot_bytes: u64,
-    receivers: Box<[Receiver]>,
-    /// `receivers`, in device memory.
-    table: DeviceBuffer,
+    ends: Box<[End]>,
     state: DeviceBuffer,
     words: Words,
     /// The mappings that the addresses are in.
@@ -117,31 +108,29 @@ struct Holds {
 }
 
 impl Lane {
-    /// A lane whose rows and signals go to `receivers`: one that reaches all ranks, or each rank's
-    /// in rank order. `own` is this rank's own memory, and `memory` keeps all of it alive. The
-    /// header of `own` is zero, and every rank knows that before the first call.
+    /// A lane whose calls go by any of `reaches`, which all lead to the same memory of the ranks.
+    /// `own` is this rank's own part of it, and `memory` keeps all of it alive. The header of `own`
+    /// is zero, and every rank knows that before the first call.
     ///
     /// # Errors
     /// [`CudaError::InvalidArgument`] for sizes that do not fit each other, else the driver's.
     pub fn new(
         options: LaneOptions,
-        kernel: Kernel,
-        receivers: Vec<Receiver>,
+        reaches: Vec<Reach>,
         own: Receiver,
         memory: Vec<Arc<dyn Any + Send + Sync>>,
     ) -> Result<Self, CudaError> {
         let layout = &options.layout;
-        let expected = match kernel.transport {
-            Transport::Unicast => layout.world_size as usize,
-            Transport::Multicast => 1,
-        };
-        if receivers.len() != expected || options.rank >= layout.world_size || layout.slots < 2 {
+        let fit = options.rank < layout.world_size
+            && layout.slots >= 2
+            && reaches.iter().all(|reach| reach.fits(layout.world_size));
+        let Some(first) = reaches.first().filter(|_| fit) else {
             return Err(CudaError::invalid(
                 "lane",
                 "sizes that fit",
                 format!("{options:?}"),
             ));
-        }
+        };
         let Some(slot_bytes) = layout.slot_bytes() else {
             return Err(CudaError::invalid(
                 "layout",
@@ -149,13 +138,10 @@ impl Lane {
                 format!("{layout:?}"),
             ));
         };
-        let context = kernel.context().clone();
+        let context = first.kernel.context().clone();
         let stream = Stream::new(&context)?;
-        let table = DeviceBuffer::new(&context, receivers.len() * size_of::<Receiver>())?;
-        let entries: Vec<u8> = Receiver::table(&receivers)
-            .flat_map(u64::to_ne_bytes)
-            .collect();
-        table.upload(&stream, 0, &entries)?;
+        let ends = reaches.into_iter().map(|reach| End::new(reach, &stream));
+        let ends = ends.collect::<Result<_, _>>()?;
         let state = DeviceBuffer::new(&context, size_of::<State>())?;
         state.upload(&stream, 0, &[0; size_of::<State>()])?;
         let words = Words::new(&context, layout.world_size)?;
@@ -170,12 +156,11 @@ impl Lane {
             holds: Mutex::default(),
             own,
             slot_bytes,
-            receivers: receivers.into(),
-            table,
+            ends,
             state,
             words,
             _memory: memory,
-            kernel,
+            context,
             options,
         })
     }
@@ -190,14 +175,14 @@ impl Lane {
         shape: Shape,
         local: DeviceRows,
         out: DeviceRowsMut,
-        timeout: Duration,
+        call: CallOptions,
     ) -> Result<(), LaunchError> {
         let mut book = self.turn()?;
         let gathered = self.check(&book, shape, local)?;
         if out.bytes() as u64 != gathered {
             return Err(size("output bytes", gathered, out.bytes() as u64));
         }
-        self.submit(&mut book, stream, shape, local, Some(&out), timeout)?;
+        self.submit(&mut book, stream, shape, local, Some(&out), call)?;
         Ok(())
     }
 
@@ -210,11 +195,11 @@ impl Lane {
         stream: &Stream,
         shape: Shape,
         local: DeviceRows,
-        timeout: Duration,
+        call: CallOptions,
     ) -> Result<Held, LaunchError> {
         let mut book = self.turn()?;
         let bytes = self.check(&book, shape, local)?;
-        let captured = self.submit(&mut book, stream, shape, local, None, timeout)?;
+        let captured = self.submit(&mut book, stream, shape, local, None, call)?;
         Ok(self.lend(&book, captured, bytes))
     }
 
@@ -260,7 +245,7 @@ impl Lane {
     /// The context that it works in.
     #[must_use]
     pub fn context(&self) -> &Context {
-        self.kernel.context()
+        &self.context
     }
 
     /// Waits until the last call that was submitted, and not captured, has ended, well or not.
@@ -270,18 +255,25 @@ impl Lane {
         let _ = book.last.synchronize();
     }
 
+    /// What calls of `route` use.
+    pub(super) fn end(&self, route: Route) -> Result<&End, LaunchError> {
+        let mut ends = self.ends.iter();
+        let end = ends.find(|end| end.kernel.transport == route.transport());
+        let missing = || {
+            let got = format!("{route:?}");
+            CudaError::invalid("route", "one that the lane was built for", got)
+        };
+        Ok(end.ok_or_else(missing)?)
+    }
+
     /// The most blocks of a launch. All blocks of one that copies out wait, so all must be
     /// resident, beside those of the ranks that share the device.
-    pub(super) fn most_blocks(&self) -> u32 {
-        if self.options.copy_engine {
+    pub(super) fn most_blocks(&self, end: &End, call: &CallOptions) -> u32 {
+        if call.route == Route::CopyEngine {
             return 1;
         }
-        let resident = self.kernel.resident_blocks() / self.options.sharing.max(1);
-        self.options
-            .max_blocks
-            .unwrap_or(u32::MAX)
-            .min(resident)
-            .max(1)
+        let resident = end.kernel.resident_blocks() / self.options.sharing.max(1);
+        call.max_blocks.unwrap_or(u32::MAX).min(resident).max(1)
     }
 
     pub(super) fn turn(&self) -> Result<MutexGuard<'_, Book>, LaunchError> {
@@ -345,12 +337,14 @@ impl Lane {
         shape: Shape,
         local: DeviceRows,
         out: Option<&DeviceRowsMut>,
-        timeout: Duration,
+        call: CallOptions,
     ) -> Result<bool, LaunchError> {
-        let copies = self.options.copy_engine;
+        let end = self.end(call.route)?;
+        let copies = call.route == Route::CopyEngine;
+        let staged = call.route == Route::Staged;
         let capturing = stream.is_capturing()?;
         // The staged kernels tell nobody which slot they have filled.
-        if capturing && (copies || self.options.staged && out.is_none()) {
+        if capturing && (copies || staged && out.is_none()) {
             return Err(LaunchError::Capturing);
         }
         let width = Self::width(shape, local, out);
@@ -362,13 +356,13 @@ impl Lane {
             local: local.address(),
             out: out.filter(|_| !copies).map_or(0, DeviceRowsMut::address),
             shape: shape.in_form(out.is_some()),
-            pull: self.options.pull.into(),
+            pull: (call.route == Route::Pull).into(),
             stored: copies.into(),
-            ..self.arguments(timeout)
+            ..self.arguments(end, call.timeout)
         };
-        let launches = self.launches(shape, width, out.is_some())?;
+        let launches = self.launches(end, shape, width, out.is_some(), &call)?;
         if copies {
-            self.push_by_copies(stream, shape, local, slot)?;
+            self.push_by_copies(end, stream, shape, local, slot)?;
         }
         for (function, launch) in launches {
             // SAFETY: the kernels' one parameter is `Arguments`. The memory of the lane lives as
@@ -390,12 +384,12 @@ impl Lane {
     }
 
     /// The arguments of a call that moves nothing yet.
-    pub(super) fn arguments(&self, timeout: Duration) -> Arguments {
+    pub(super) fn arguments(&self, end: &End, timeout: Duration) -> Arguments {
         Arguments {
             local: 0,
             out: 0,
-            near_rows: Receiver::near_rows(&self.receivers),
-            receivers: self.table.address(),
+            near_rows: Receiver::near_rows(&end.receivers),
+            receivers: end.table.address(),
             own: self.own,
             state: self.state.address(),
             status: self.words.status(),
@@ -411,7 +405,7 @@ impl Lane {
             world_size: self.options.layout.world_size,
             rank: self.options.rank,
             slots: self.options.layout.slots,
-            receiver_count: self.receivers.len() as u32,
+            receiver_count: end.receivers.len() as u32,
             pull: 0,
             stored: 0,
         }
@@ -466,33 +460,35 @@ impl Lane {
     }
 
     /// The launches of one call.
-    fn launches(
+    fn launches<'a>(
         &self,
+        end: &'a End,
         shape: Shape,
         width: u32,
         copy_out: bool,
-    ) -> Result<Vec<(&Function, LaunchShape)>, LaunchError> {
+        call: &CallOptions,
+    ) -> Result<Vec<(&'a Function, LaunchShape)>, LaunchError> {
         let aligned = || LaunchError::Size {
             what: "alignment of rows and addresses",
             expected: "16-byte multiples, for this way".into(),
             got: width.into(),
         };
-        if self.options.staged {
-            let world_size = self.options.layout.world_size;
-            let staged = self.kernel.staged(shape.bytes(), world_size);
-            let staged = staged.filter(|_| width == 16).ok_or_else(aligned)?;
-            return Ok(staged
-                .into_iter()
-                .take(if copy_out { 3 } else { 2 })
-                .collect());
-        }
+        let kernel = &end.kernel;
         // What is pulled without an output is copied into this rank's own slot.
-        let copy_out = self.options.pull || copy_out && !self.options.copy_engine;
-        let function = self.kernel.function(width, copy_out).ok_or_else(aligned)?;
-        Ok(vec![(
-            function,
-            self.kernel.shape(shape.bytes(), width, self.most_blocks()),
-        )])
+        let copies_out = match call.route {
+            Route::Push | Route::Multicast => copy_out,
+            Route::Pull => true,
+            Route::CopyEngine => false,
+            Route::Staged => {
+                let staged = kernel.staged(shape.bytes(), self.options.layout.world_size);
+                let staged = staged.filter(|_| width == 16).ok_or_else(aligned)?;
+                let launches = if copy_out { 3 } else { 2 };
+                return Ok(staged.into_iter().take(launches).collect());
+            }
+        };
+        let function = kernel.function(width, copies_out).ok_or_else(aligned)?;
+        let launch = kernel.shape(shape.bytes(), width, self.most_blocks(end, call));
+        Ok(vec![(function, launch)])
     }
 
     /// Orders a call after the ones before it, whatever streams they and their readers were on.
@@ -524,13 +520,14 @@ impl Lane {
 
     fn push_by_copies(
         &self,
+        end: &End,
         stream: &Stream,
         shape: Shape,
         local: DeviceRows,
         slot: u64,
     ) -> Result<(), LaunchError> {
         let place = slot * self.slot_bytes + u64::from(self.options.rank) * shape.bytes();
-        let (before, after) = self.receivers.split_at(self.options.rank as usize);
+        let (before, after) = end.receivers.split_at(self.options.rank as usize);
         // The next rank first, so that no receiver is hit by all ranks at once.
         for receiver in after.iter().skip(1).chain(before).chain(after.first()) {
             // SAFETY: the slot rule, which `check` enforces, keeps every reader out of these
@@ -609,8 +606,7 @@ impl Held {
     /// # Errors
     /// The driver's; the slot is released all the same, and the stream was waited for.
     pub fn release_after(self, stream: &Stream) -> Result<(), CudaError> {
-        let context = self.lane.kernel.context();
-        let recorded = Event::new(context).and_then(|event| {
+        let recorded = Event::new(&self.lane.context).and_then(|event| {
             event.record(stream)?;
             Ok(event)
         });

@@ -3,22 +3,24 @@
 //! A [`Lane`] is to a GPU what `direct_dcp_kernels::host::Lane` is to a CPU. Who the peers are,
 //! and how their memory came here, is the caller's.
 
+mod end;
 mod guest;
 mod kernel;
 mod lane;
 mod layout;
 mod place;
 mod rehearsal;
+mod route;
 mod rows;
-mod trial;
 mod words;
 
+pub use end::Reach;
 pub use guest::{GuestLane, GuestOptions};
 pub use kernel::{Kernel, Transport};
 pub use lane::{Held, Lane, LaneOptions, LaunchError};
 pub use layout::Layout;
 pub use place::{DevicePlacement, PlacedRows};
-pub use rehearsal::{Delivery, Rehearsal};
+pub use rehearsal::Rehearsal;
+pub use route::{CallOptions, Delivery, Route};
 pub use rows::{DeviceRows, DeviceRowsMut};
-pub use trial::Trial;
 pub use words::Report;

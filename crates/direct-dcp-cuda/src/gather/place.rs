@@ -2,12 +2,12 @@
 #![allow(unsafe_code)] // launches, and constructors that make a promise
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use direct_dcp_kernels::Shape;
 use direct_dcp_kernels::device::{Arguments, PLANES, PlaceArguments};
 
 use super::lane::{Held, Lane, LaunchError, size};
+use super::route::{CallOptions, Route};
 use super::rows::DeviceRows;
 use crate::buffer::DeviceBuffer;
 use crate::context::Context;
@@ -195,14 +195,14 @@ impl Lane {
         stream: &Stream,
         placement: &DevicePlacement,
         rows: &PlacedRows,
-        timeout: Duration,
+        call: CallOptions,
     ) -> std::result::Result<Held, LaunchError> {
         let mut book = self.turn()?;
-        let options = self.options();
-        if options.pull || options.copy_engine || options.staged {
+        if !matches!(call.route, Route::Push | Route::Multicast) {
             return Err(LaunchError::Placing);
         }
-        let layout = &options.layout;
+        let end = self.end(call.route)?;
+        let layout = &self.options().layout;
         let row_bytes = u64::from(layout.row_bytes);
         if placement.row_bytes != row_bytes {
             let what = "bytes of a row in all planes";
@@ -231,7 +231,7 @@ impl Lane {
             let most = u64::from(u32::MAX >> 1) * u64::from(width);
             return Err(size("local bytes, at most", most, local_rows * row_bytes));
         }
-        let function = self.kernel.placer(width, rows.scale.is_some());
+        let function = end.kernel.placer(width, rows.scale.is_some());
         let function = function.ok_or_else(|| LaunchError::Size {
             what: "alignment of rows, strides and planes",
             expected: "16-byte multiples, for this way".into(),
@@ -257,7 +257,7 @@ impl Lane {
                     digest: placement.digest,
                 }
                 .in_form(false),
-                ..self.arguments(timeout)
+                ..self.arguments(end, call.timeout)
             },
             places: placement.places.address(),
             cache_slots: cache.slots,
@@ -271,9 +271,8 @@ impl Lane {
             scale: rows.scale.unwrap_or(1.0),
             reserved: 0,
         };
-        let launch = self
-            .kernel
-            .shape(local_rows * row_bytes, width, self.most_blocks());
+        let most = self.most_blocks(end, &call);
+        let launch = end.kernel.shape(local_rows * row_bytes, width, most);
         // SAFETY: the kernel's one parameter is `PlaceArguments`. The lane's memory lives as long as
         // the lane, which waits for its last call; the promises of `DeviceRows` and of `paged`
         // cover the caller's, and freeing a placement waits for what runs. The kernel checks every

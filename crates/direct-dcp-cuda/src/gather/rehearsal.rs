@@ -8,6 +8,7 @@ use std::time::Duration;
 use direct_dcp_kernels::Shape;
 
 use super::lane::{Held, Lane, LaunchError};
+use super::route::{CallOptions, Delivery};
 use super::rows::{DeviceRows, DeviceRowsMut};
 use crate::buffer::DeviceBuffer;
 use crate::context::Context;
@@ -16,15 +17,6 @@ use crate::error::{CudaError, Result};
 use crate::event::Event;
 use crate::graph::{CaptureMode, ExecutableGraph};
 use crate::stream::Stream;
-
-/// Where a gather delivers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Delivery {
-    /// In a buffer of the caller's.
-    CopyOut,
-    /// In the slot, which is lent.
-    ZeroCopy,
-}
 
 /// A lane with what a caller of it has: a stream, rows, room for the rows of all, a graph.
 ///
@@ -102,7 +94,7 @@ impl Rehearsal {
     pub fn call(
         &mut self,
         delivery: Delivery,
-        timeout: Duration,
+        call: CallOptions,
     ) -> std::result::Result<(), LaunchError> {
         // As a caller would: the rows of one call are let go before the next.
         self.held = None;
@@ -114,10 +106,10 @@ impl Rehearsal {
                 // SAFETY: as above; it is another buffer.
                 let out = unsafe { DeviceRowsMut::new(self.out.address(), self.out.bytes()) };
                 self.lane
-                    .gather_into(&self.stream, self.shape, local, out, timeout)?;
+                    .gather_into(&self.stream, self.shape, local, out, call)?;
             }
             Delivery::ZeroCopy => {
-                let held = self.lane.gather(&self.stream, self.shape, local, timeout)?;
+                let held = self.lane.gather(&self.stream, self.shape, local, call)?;
                 self.held = Some(held);
             }
         }
@@ -132,7 +124,7 @@ impl Rehearsal {
         &mut self,
         delivery: Delivery,
         calls: usize,
-        timeout: Duration,
+        call: CallOptions,
     ) -> std::result::Result<(), LaunchError> {
         // The one before may be under way.
         self.wait()?;
@@ -140,7 +132,7 @@ impl Rehearsal {
         let stream = self.stream.clone();
         let capture = stream.begin_capture(CaptureMode::ThreadLocal)?;
         for _ in 0..calls {
-            self.call(delivery, timeout)?;
+            self.call(delivery, call)?;
         }
         self.graph = Some(capture.end()?.instantiate()?);
         Ok(())

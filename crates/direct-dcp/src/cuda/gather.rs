@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use direct_dcp_cuda::Stream;
 use direct_dcp_cuda::gather::{
-    DeviceRows, DeviceRowsMut, Held, Lane, LaunchError, PlacedRows, Report,
+    CallOptions, Delivery, DeviceRows, DeviceRowsMut, Held, Lane, LaunchError, PlacedRows, Report,
+    Route,
 };
 use direct_dcp_kernels::Shape;
 
+use super::choice::route;
 use super::layout::{FinalLayout, Planes};
 use super::workspace::Workspace;
 use crate::error::{GatherError, failure, from_cuda, from_fault, invalid, left, shape};
@@ -82,7 +84,8 @@ impl KvGather {
         out: DeviceRowsMut,
     ) -> Result<(), GatherError> {
         let (lane, shape) = self.prepare(ubatch, local.bytes())?;
-        lane.gather_into(stream, shape, local, out, self.patience(lane))
+        let call = self.call(lane, Delivery::CopyOut, shape, stream)?;
+        lane.gather_into(stream, shape, local, out, call)
             .map_err(|error| self.explain(error, ubatch))
     }
 
@@ -100,7 +103,8 @@ impl KvGather {
         local: DeviceRows,
     ) -> Result<Gathered, GatherError> {
         let (lane, shape) = self.prepare(ubatch, local.bytes())?;
-        lane.gather(stream, shape, local, self.patience(lane))
+        let call = self.call(lane, Delivery::ZeroCopy, shape, stream)?;
+        lane.gather(stream, shape, local, call)
             .map(Gathered)
             .map_err(|error| self.explain(error, ubatch))
     }
@@ -139,7 +143,7 @@ impl KvGather {
             return Err(invalid("scale", "a finite number".into(), scale));
         }
         let held = lane
-            .place(stream, layout.placement(), rows, self.patience(lane))
+            .place(stream, layout.placement(), rows, self.placing(lane))
             .map_err(|error| self.explain(error, ubatch))?;
         let spans = layout.spans(self.workspace.capacity_rows());
         Ok(Planes { held, spans })
@@ -198,7 +202,48 @@ impl KvGather {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn patience(&self, lane: &Lane) -> Duration {
+    /// How a call goes.
+    fn call(
+        &self,
+        lane: &Lane,
+        delivery: Delivery,
+        shape: Shape,
+        stream: &Stream,
+    ) -> Result<CallOptions, GatherError> {
+        let eager = self.submission(lane, delivery, shape, false);
+        // Most ways are those of captured calls, too, and the driver need not be asked.
+        if eager.route == Route::CopyEngine && stream.is_capturing().map_err(|e| from_cuda(&e))? {
+            return Ok(self.submission(lane, delivery, shape, true));
+        }
+        Ok(eager)
+    }
+
+    /// How a call goes that is captured or not.
+    pub(super) fn submission(
+        &self,
+        lane: &Lane,
+        delivery: Delivery,
+        shape: Shape,
+        captured: bool,
+    ) -> CallOptions {
+        let (way, blocks) = self.workspace.choice(delivery, shape.bytes(), captured);
+        CallOptions {
+            route: route(way),
+            max_blocks: blocks,
+            timeout: self.patience(lane),
+        }
+    }
+
+    /// How a call goes that puts rows in their final places.
+    fn placing(&self, lane: &Lane) -> CallOptions {
+        CallOptions {
+            route: route(self.workspace.way()),
+            max_blocks: self.workspace.max_blocks(),
+            timeout: self.patience(lane),
+        }
+    }
+
+    fn patience(&self, lane: &Lane) -> Duration {
         match lane.is_fresh() {
             true => self.first_timeout.max(self.timeout),
             false => self.timeout,

@@ -10,6 +10,7 @@ use direct_dcp_cuda::{
 
 use crate::group::{Group, Passed};
 use crate::options::{WorkspaceError, everybody, refused};
+use crate::tuning::{Backend, Setting};
 
 /// What each rank tells the others of its device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +19,8 @@ pub(super) struct Fact {
     pub(super) uuid: [u8; 16],
     /// Whether the rank can and may use multicast.
     pub(super) multicast: bool,
+    /// What its maker calls the device.
+    pub(super) name: String,
 }
 
 impl Fact {
@@ -25,15 +28,36 @@ impl Fact {
     pub(super) fn exchange(group: &Group, own: &Fact) -> Result<Vec<Fact>, WorkspaceError> {
         let mut bytes = own.uuid.to_vec();
         bytes.push(own.multicast.into());
+        bytes.extend(own.name.as_bytes());
         let facts = group.all_gather(&bytes)?.into_iter().map(|bytes| {
-            let (multicast, uuid) = bytes.split_last()?;
+            let (uuid, rest) = bytes.split_first_chunk()?;
+            let (multicast, name) = rest.split_first()?;
             Some(Fact {
-                uuid: uuid.try_into().ok()?,
+                uuid: *uuid,
                 multicast: *multicast != 0,
+                name: String::from_utf8_lossy(name).into_owned(),
             })
         });
         let facts: Option<Vec<Fact>> = facts.collect();
         facts.ok_or_else(|| refused(group, "a rank of another version sent its device"))
+    }
+}
+
+/// What the group is to a tuning table, the same on all ranks.
+pub(super) fn setting(one_process: bool, facts: &[Fact]) -> Setting {
+    let mut devices: Vec<_> = facts.iter().map(|fact| fact.uuid).collect();
+    devices.sort_unstable();
+    devices.dedup();
+    let name = facts.first().map_or("", |fact| &fact.name);
+    Setting {
+        backend: match one_process {
+            true => Backend::Cuda,
+            false => Backend::CudaProcesses,
+        },
+        ranks: facts.len(),
+        devices: devices.len(),
+        // As a line of a table can hold it.
+        device: name.split_whitespace().collect::<Vec<_>>().join(" "),
     }
 }
 

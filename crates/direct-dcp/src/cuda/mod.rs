@@ -27,6 +27,7 @@
 //! # }
 //! ```
 
+mod choice;
 mod gather;
 mod layout;
 mod memory;

@@ -1,17 +1,21 @@
 //! What a group on given devices would do, told without doing it.
 
+use direct_dcp_cuda::gather::Delivery;
 use direct_dcp_cuda::{CudaError, Device, DeviceAttribute};
 
+use super::choice::Choice;
 use super::memory::Fact;
 use super::multicast;
 use crate::options::Way;
 
-/// The way that a group takes unless told otherwise, if its self-test passes.
+/// The ways that a group takes unless told otherwise, if its self-test passes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Outlook {
     /// The first way that the group tries.
     pub way: Way,
+    /// The way that it tries beside it, for calls that copy out.
+    pub copy_out: Way,
     /// Why that is not [`Way::Multicast`], if it is not.
     pub obstacle: Option<String>,
 }
@@ -29,6 +33,7 @@ impl Outlook {
                 Ok(Fact {
                     uuid: device.uuid()?,
                     multicast: device.supports(DeviceAttribute::MulticastSupported)?,
+                    name: device.name()?,
                 })
             })
             .collect::<Result<Vec<_>, CudaError>>()?;
@@ -37,11 +42,15 @@ impl Outlook {
             let variable = multicast::forbidden_by()?;
             Some(format!("the environment forbids it ({variable})"))
         });
-        let way = match obstacle {
-            Some(_) => Way::Push,
-            None => Way::Multicast,
+        let choice = match obstacle {
+            Some(_) => Choice::push_and_pull(),
+            None => Choice::only(Way::Multicast),
         };
-        Ok(Outlook { way, obstacle })
+        Ok(Outlook {
+            way: choice.way(),
+            copy_out: choice.of(Delivery::CopyOut, 0).way,
+            obstacle,
+        })
     }
 }
 

@@ -83,8 +83,9 @@ impl<'a> Rehearsal<'a> {
     /// As [`KvGather::gather_into`].
     pub fn call(&mut self, delivery: Delivery) -> Result<(), GatherError> {
         self.gather.check()?;
-        let timeout = self.gather.patience(self.lane);
-        let submitted = self.inner.call(delivery, timeout);
+        let shape = self.inner.shape();
+        let call = self.gather.submission(self.lane, delivery, shape, false);
+        let submitted = self.inner.call(delivery, call);
         submitted.map_err(|error| self.explain(error))
     }
 
@@ -94,8 +95,9 @@ impl<'a> Rehearsal<'a> {
     /// As [`KvGather::gather_into`].
     pub fn record(&mut self, delivery: Delivery, calls: usize) -> Result<(), GatherError> {
         self.gather.check()?;
-        let timeout = self.gather.patience(self.lane);
-        let recorded = self.inner.record(delivery, calls, timeout);
+        let shape = self.inner.shape();
+        let call = self.gather.submission(self.lane, delivery, shape, true);
+        let recorded = self.inner.record(delivery, calls, call);
         recorded.map_err(|error| self.explain(error))
     }
 

@@ -5,20 +5,26 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use direct_dcp_cuda::gather::{
-    Kernel, Lane, LaneOptions, LaunchError, Layout, Report, Transport, Trial,
+    CallOptions, Delivery, Kernel, Lane, LaneOptions, LaunchError, Layout, Reach, Rehearsal,
+    Report, Transport,
 };
 use direct_dcp_cuda::{Context, CudaError, Device, DeviceAttribute, Driver, Stream};
 use direct_dcp_kernels::device::Receiver;
 
-use super::memory::{Fact, SymmetricMemory};
+use super::choice::{Choice, route};
+use super::memory::{self, Fact, SymmetricMemory};
 use super::multicast::{self, Everywhere};
 use super::watcher::Watcher;
 use crate::error::{from_fault, shape};
 use crate::format::RowFormat;
 use crate::group::Group;
 use crate::options::{Way, WorkspaceError, WorkspaceOptions, agree, everybody, refused};
+use crate::tuning::Setting;
 
-/// How long the gather of the self-test waits.
+/// What the output of the self-test holds before it.
+const POISON: u8 = 0xa5;
+
+/// How long a gather of the self-test waits.
 const SELF_TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Symmetric device memory of a group: `[ubatches, slots, capacity_rows, row_bytes]` and its
@@ -38,14 +44,16 @@ pub struct Workspace {
     group: Group,
     lanes: Vec<Arc<Lane>>,
     options: WorkspaceOptions,
-    way: Way,
+    choice: Choice,
+    setting: Setting,
     context: Context,
     sharing: u32,
 }
 
 impl Workspace {
-    /// Allocates and shares memory on device `ordinal`, and finds the best way that works: each
-    /// candidate has to gather random rows right on all ranks before it is taken.
+    /// Allocates and shares memory on device `ordinal`, and finds the best ways that work: each has
+    /// to gather random rows right on all ranks before it is taken, with a copy out and without, as
+    /// calls will use it.
     ///
     /// # Errors
     /// [`WorkspaceError::InvalidArgument`] for options that no group could use;
@@ -73,6 +81,7 @@ impl Workspace {
             .count();
         let memory = SymmetricMemory::new(group, &context, bytes, &facts)?;
 
+        let setting = memory::setting(group.one_process(), &facts);
         let builder = Builder {
             group,
             options: &options,
@@ -81,10 +90,10 @@ impl Workspace {
             memory: &memory,
             sharing: sharing as u32,
         };
-        let (way, lanes) = builder.choose(&facts)?;
+        let (choice, lanes) = builder.choose(&facts, &setting)?;
         if group.rank() == 0 {
             log::info!(
-                "direct-dcp: {} {} gather by {way}, {} rows of {} bytes, {} slots, {} ubatches",
+                "direct-dcp: {} {} gather by {choice}, {} rows of {} bytes, {} slots, {} ubatches",
                 group.world_size(),
                 if group.one_process() {
                     "threads"
@@ -104,16 +113,34 @@ impl Workspace {
             lanes,
             group: group.clone(),
             options,
-            way,
+            choice,
+            setting,
             context,
             sharing: sharing as u32,
         })
     }
 
-    /// The way that the group has taken.
+    /// The way that the group has taken: how rows travel in a final layout, and in each call for
+    /// which [`way_of`](Workspace::way_of) names no other. [`Way::Push`] or [`Way::Multicast`],
+    /// unless another was forced.
     #[must_use]
     pub fn way(&self) -> Way {
-        self.way
+        self.choice.way()
+    }
+
+    /// How the rows of a call travel that gathers `rows` rows of each rank: the same on all ranks.
+    /// [`Way::CopyEngine`] is that of calls that are not captured, unless it was forced; those that
+    /// are go by [`Way::Push`].
+    #[must_use]
+    pub fn way_of(&self, delivery: Delivery, rows: usize) -> Way {
+        let bytes = rows.saturating_mul(self.options.format.row_bytes());
+        self.choice.of(delivery, bytes).way
+    }
+
+    /// Which entries of a [tuning table](crate::tuning) are for it.
+    #[must_use]
+    pub fn setting(&self) -> &Setting {
+        &self.setting
     }
 
     /// The rows that it was built for.
@@ -158,6 +185,27 @@ impl Workspace {
         self.sharing
     }
 
+    /// The way of a call with slices of `bytes` bytes, and the most blocks of its launch.
+    pub(super) fn choice(
+        &self,
+        delivery: Delivery,
+        bytes: u64,
+        captured: bool,
+    ) -> (Way, Option<u32>) {
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let step = self.choice.of(delivery, bytes);
+        let way = if captured { step.captured } else { step.way };
+        let blocks = step.blocks.and_then(|blocks| blocks.try_into().ok());
+        (way, self.max_blocks().or(blocks))
+    }
+
+    /// The most blocks of a launch, if the caller has said.
+    pub(super) fn max_blocks(&self) -> Option<u32> {
+        self.options
+            .blocks
+            .and_then(|blocks| blocks.try_into().ok())
+    }
+
     pub(super) fn lane(&self, ubatch: usize) -> Option<&Arc<Lane>> {
         self.lanes.get(ubatch)
     }
@@ -174,7 +222,7 @@ impl fmt::Debug for Workspace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Workspace")
             .field("options", &self.options)
-            .field("way", &self.way)
+            .field("choice", &self.choice)
             .field("sharing", &self.sharing)
             .finish_non_exhaustive()
     }
@@ -192,6 +240,7 @@ fn fact(context: &Context) -> Result<Fact, CudaError> {
     Ok(Fact {
         uuid: device.uuid()?,
         multicast,
+        name: device.name()?,
     })
 }
 
@@ -207,29 +256,32 @@ struct Builder<'a> {
 
 impl Builder<'_> {
     /// Collective: the first candidate whose self-test passes on all ranks, and its lanes.
-    fn choose(&self, facts: &[Fact]) -> Result<(Way, Vec<Arc<Lane>>), WorkspaceError> {
+    fn choose(
+        &self,
+        facts: &[Fact],
+        setting: &Setting,
+    ) -> Result<(Choice, Vec<Arc<Lane>>), WorkspaceError> {
         let obstacle = multicast::obstacle(facts, self.layout.row_bytes);
-        let candidates = match (self.options.way, obstacle) {
+        let multicast = obstacle.is_none();
+        match (self.options.way, obstacle) {
             (Some(Way::SharedSlot), _) => {
                 return Err(unsupported(Way::SharedSlot, "the ranks are on GPUs".into()));
             }
             (Some(Way::Multicast), Some(obstacle)) => {
                 return Err(unsupported(Way::Multicast, obstacle));
             }
-            (Some(way), _) => vec![way],
-            (None, Some(_)) => vec![Way::Push],
-            (None, None) => vec![Way::Multicast, Way::Push],
-        };
+            _ => {}
+        }
         let mut failure = None;
-        for way in candidates {
-            match self.try_way(way) {
-                Ok(lanes) => return Ok((way, lanes)),
+        for choice in Choice::candidates(self.options, setting, multicast) {
+            match self.try_choice(&choice) {
+                Ok(lanes) => return Ok((choice, lanes)),
                 // Every rank got the same verdict, so every rank goes on to the next candidate.
                 Err(WorkspaceError::Refused { rank, reason }) => {
                     if self.group.rank() == 0 {
-                        log::warn!("direct-dcp: {way} does not work on rank {rank}: {reason}");
+                        log::warn!("direct-dcp: {choice} does not work on rank {rank}: {reason}");
                     }
-                    failure = Some((way, format!("rank {rank}: {reason}")));
+                    failure = Some((choice.way(), format!("rank {rank}: {reason}")));
                 }
                 Err(error) => return Err(error),
             }
@@ -239,24 +291,33 @@ impl Builder<'_> {
         Err(unsupported(way, reason))
     }
 
-    fn try_way(&self, way: Way) -> Result<Vec<Arc<Lane>>, WorkspaceError> {
-        let multicast = match way {
-            Way::Multicast => Some(multicast::map(self.group, self.context, self.memory)?),
-            _ => None,
+    fn try_choice(&self, choice: &Choice) -> Result<Vec<Arc<Lane>>, WorkspaceError> {
+        let uses = choice.uses();
+        let multicast = match uses.iter().any(|(_, way)| *way == Way::Multicast) {
+            true => Some(multicast::map(self.group, self.context, self.memory)?),
+            false => None,
         };
         self.clear_headers()?;
-        let kernel = Kernel::load(
-            self.context,
-            match multicast {
-                Some(_) => Transport::Multicast,
-                None => Transport::Unicast,
-            },
-        );
-        let kernel = kernel.map_err(|error| refused(self.group, error));
-        let kernel = everybody(self.group, kernel)?;
-        let lanes = || everybody(self.group, self.lanes(way, &kernel, multicast.as_ref()));
+        let mut transports = Vec::new();
+        if uses.iter().any(|(_, way)| *way != Way::Multicast) {
+            transports.push(Transport::Unicast);
+        }
+        if multicast.is_some() {
+            transports.push(Transport::Multicast);
+        }
+        let kernels = transports
+            .into_iter()
+            .map(|transport| Ok((transport, Kernel::load(self.context, transport)?)))
+            .collect::<Result<Vec<_>, CudaError>>();
+        let kernels = everybody(
+            self.group,
+            kernels.map_err(|error| refused(self.group, error)),
+        )?;
+        let lanes = || everybody(self.group, self.lanes(&kernels, multicast.as_ref()));
         let tested = lanes()?;
-        self.self_test(&tested)?;
+        for (delivery, way) in uses {
+            self.self_test(&tested, delivery, way)?;
+        }
         // The self-test's lanes waited for it when they were dropped; the next begin at epoch 0.
         drop(tested);
         self.clear_headers()?;
@@ -286,8 +347,7 @@ impl Builder<'_> {
 
     fn lanes(
         &self,
-        way: Way,
-        kernel: &Kernel,
+        kernels: &[(Transport, Kernel)],
         multicast: Option<&Everywhere>,
     ) -> Result<Vec<Arc<Lane>>, WorkspaceError> {
         let cuda = |error| refused(self.group, error);
@@ -300,29 +360,28 @@ impl Builder<'_> {
                         .receiver(base, ubatch)
                         .ok_or_else(|| self.options.too_large())
                 };
-                let receivers: Vec<Receiver> = match multicast {
-                    Some(mapping) => vec![place(mapping.address())?],
-                    None => self
-                        .memory
-                        .addresses()
-                        .map(place)
-                        .collect::<Result<_, _>>()?,
+                let reach = |(transport, kernel): &(Transport, Kernel)| {
+                    let receivers: Result<Vec<Receiver>, _> = match transport {
+                        Transport::Multicast => {
+                            let bases = multicast.into_iter().map(Everywhere::address);
+                            bases.map(place).collect()
+                        }
+                        Transport::Unicast => self.memory.addresses().map(place).collect(),
+                    };
+                    Ok::<_, WorkspaceError>(Reach {
+                        kernel: kernel.clone(),
+                        receivers: receivers?,
+                    })
                 };
                 let options = LaneOptions {
                     layout: self.layout,
                     rank: self.group.rank() as u32,
                     ubatch,
-                    pull: way == Way::Pull,
-                    copy_engine: way == Way::CopyEngine,
-                    staged: way == Way::Staged,
                     sharing: self.sharing,
-                    max_blocks: self
-                        .options
-                        .blocks
-                        .and_then(|blocks| blocks.try_into().ok()),
                 };
+                let reaches = kernels.iter().map(reach).collect::<Result<_, _>>()?;
                 let own = place(self.memory.own().address())?;
-                Lane::new(options, kernel.clone(), receivers, own, memory.clone())
+                Lane::new(options, reaches, own, memory.clone())
                     .map(Arc::new)
                     .map_err(cuda)
             })
@@ -330,7 +389,12 @@ impl Builder<'_> {
     }
 
     /// Collective: gathers rows that differ by rank and run, and compares every byte.
-    fn self_test(&self, lanes: &[Arc<Lane>]) -> Result<(), WorkspaceError> {
+    fn self_test(
+        &self,
+        lanes: &[Arc<Lane>],
+        delivery: Delivery,
+        way: Way,
+    ) -> Result<(), WorkspaceError> {
         let most = self.options.capacity_rows / self.group.world_size();
         let rows = most.min(3);
         let local = noise(self.group.rank(), rows * self.options.format.row_bytes());
@@ -341,27 +405,54 @@ impl Builder<'_> {
         let trial = shape(self.options.format, local.len(), most)
             .map_err(|error| refused(self.group, error))
             .and_then(|shape| {
-                Trial::new(lane, shape, &local).map_err(|error| refused(self.group, error))
+                let trial = Rehearsal::new(self.context, lane, shape).and_then(|mut trial| {
+                    trial.set_rows(&local)?;
+                    trial.fill_out(POISON)?;
+                    trial.wait()?;
+                    Ok(trial)
+                });
+                trial.map_err(|error| refused(self.group, error))
             });
         let mut trial = everybody(self.group, trial)?;
 
-        let failed = |error| refused(self.group, format!("self-test: {}", self.words(&error)));
-        let submitted = trial.submit(SELF_TEST_TIMEOUT).map_err(failed);
+        let failed = |error: &LaunchError| {
+            let words = self.words(error);
+            refused(
+                self.group,
+                format!("self-test of {delivery} by {way}: {words}"),
+            )
+        };
+        let call = CallOptions {
+            route: route(way),
+            max_blocks: None,
+            timeout: SELF_TEST_TIMEOUT,
+        };
+        let submitted = trial.call(delivery, call).map_err(|error| failed(&error));
         // Where one rank did not come so far, nobody waits for it.
         let agreed = self.group.vote(submitted.is_ok())?.iter().all(|yes| *yes);
         if !agreed {
             lane.abort();
         }
-        let tested = submitted.and_then(|()| match trial.finish() {
+        let delivered = || {
+            trial.wait()?;
+            if let Some(report) = lane.report() {
+                return Err(LaunchError::Failed(report));
+            }
+            let mut got = vec![0; expected.len()];
+            trial.read(&mut got)?;
+            Ok(got)
+        };
+        let tested = submitted.and_then(|()| match delivered() {
             Ok(got) if got == expected => Ok(()),
             Ok(_) => Err(refused(
                 self.group,
-                "self-test: rows arrive changed or not at all",
+                format!("self-test of {delivery} by {way}: rows arrive changed or not at all"),
             )),
             // Not this rank's fault: the one that is to blame says why.
             Err(_) if !agreed => Ok(()),
-            Err(error) => Err(failed(error)),
+            Err(error) => Err(failed(&error)),
         });
+        // Nobody goes on while a slot is being read.
         everybody(self.group, tested)
     }
 
