@@ -106,12 +106,15 @@ impl Block<'_> {
             // SAFETY: spans that the launch checked; only this block writes this part.
             unsafe { memory::copy(out + share.start, from, bytes) };
         }
+        let sabotage = sabotage::current();
         if arguments.pull != 0 {
+            if sabotage == Sabotage::DropStagedBy(arguments.rank as usize) {
+                return;
+            }
             // SAFETY: spans that the launch checked. The slot rule keeps every reader out of these
             // bytes until the call publishes, and no other block or rank writes them.
             return unsafe { memory::copy(arguments.own.rows + place, from, bytes) };
         }
-        let sabotage = sabotage::current();
         let count = self.receivers();
         for step in 0..count.get() {
             let receiver = rotated(arguments.rank, step, count) as usize;

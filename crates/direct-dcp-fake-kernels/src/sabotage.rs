@@ -12,6 +12,8 @@ pub enum Sabotage {
     CorruptReplica(usize),
     /// Rows for the peer's device never arrive, of stores to one rank.
     DropRowsTo(usize),
+    /// Rows that this rank stages for its peers to read never arrive in its own memory.
+    DropStagedBy(usize),
 }
 
 static SABOTAGE: Mutex<Sabotage> = Mutex::new(Sabotage::None);

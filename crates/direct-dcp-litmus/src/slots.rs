@@ -1,8 +1,8 @@
 //! How long may a slot be read? Explored over every interleaving of a few ranks.
 //!
 //! Each rank keeps, for each of S slots, the rows of every source and a signal of every source. Call
-//! e uses slot e mod S: store the rows at every peer, publish the signal at every peer, wait for the
-//! signal of every source, read. Steps are atomic and immediately visible: what is explored here is
+//! e uses slot e mod S: store the rows at every peer, or only at home, where the peers fetch them;
+//! publish the signal at every peer, wait for the signal of every source, read. Steps are atomic and immediately visible: what is explored here is
 //! the order of the calls, not that of memory.
 
 use std::collections::HashSet;
@@ -19,6 +19,13 @@ pub enum Step {
         call: u64,
         /// The rank that receives the rows.
         to: usize,
+        /// The rows.
+        rows: Payload,
+    },
+    /// Store this rank's rows of `call` at home, for the others to fetch.
+    Stage {
+        /// The call.
+        call: u64,
         /// The rows.
         rows: Payload,
     },
@@ -44,6 +51,17 @@ pub enum Step {
         from: usize,
         /// What the reader must find.
         rows: Payload,
+    },
+    /// Read the rows of rank `from` in that rank's own slot of `call`, and expect `rows`.
+    Fetch {
+        /// The call.
+        call: u64,
+        /// The source.
+        from: usize,
+        /// What the reader must find.
+        rows: Payload,
+        /// Whether they are put into the slot of the reader.
+        keep: bool,
     },
     /// Set every signal of this rank to 0, as a rank that starts again would.
     ZeroSignals,
@@ -76,6 +94,69 @@ pub enum SlotFrom {
     Call,
     /// The call number as the signal carries it, wrapped.
     Signal,
+}
+
+/// How the rows of a call travel, and when they are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Pushed, and copied out.
+    PushOut,
+    /// Pushed, and read in the reader's slot just before the issue of the call that would let it be
+    /// overwritten.
+    PushLent,
+    /// Staged, and copied out of the sources' slots.
+    PullOut,
+    /// Staged, and copied from the sources' slots to the reader's, where they are read as late as
+    /// those that were pushed.
+    PullLent,
+}
+
+impl Kind {
+    /// All kinds.
+    pub const ALL: [Kind; 4] = [Kind::PushOut, Kind::PushLent, Kind::PullOut, Kind::PullLent];
+}
+
+/// The steps of calls of these kinds, from call 1 on, for `ranks` ranks with `slots` slots; the rows
+/// of each are its number.
+#[must_use]
+pub fn mixed(kinds: &[Kind], ranks: usize, slots: u64) -> Vec<Step> {
+    let mut steps = Vec::new();
+    for (call, now) in (1_u64..).zip(1..) {
+        // What was lent S - 1 calls ago is read for the last time.
+        let due = call
+            .checked_sub(slots)
+            .and_then(|index| kinds.get(usize::try_from(index).ok()?));
+        if let Some(Kind::PushLent | Kind::PullLent) = due {
+            let lent = call + 1 - slots;
+            let rows = Payload::try_from(lent).expect("few calls");
+            steps.extend(reads(lent, rows, ranks));
+        }
+        let Some(kind) = kinds.get(usize::from(now) - 1) else {
+            break;
+        };
+        match kind {
+            Kind::PushOut | Kind::PushLent => steps.extend(issue(call, now, ranks)),
+            Kind::PullOut | Kind::PullLent => steps.push(Step::Stage { call, rows: now }),
+        }
+        steps.extend(publish_and_wait(call, ranks));
+        match kind {
+            Kind::PushOut => steps.extend(reads(call, now, ranks)),
+            Kind::PushLent => {}
+            Kind::PullOut => steps.extend(fetches(call, now, ranks, false)),
+            Kind::PullLent => steps.extend(fetches(call, now, ranks, true)),
+        }
+    }
+    steps
+}
+
+/// The steps that read the rows of a call in the slots of their sources.
+pub fn fetches(call: u64, rows: Payload, ranks: usize, keep: bool) -> impl Iterator<Item = Step> {
+    (0..ranks).map(move |from| Step::Fetch {
+        call,
+        from,
+        rows,
+        keep,
+    })
 }
 
 /// The steps of one call with copy-out, for a group of `ranks`.
@@ -115,13 +196,16 @@ pub fn calls(before: u64, calls: u8, ranks: usize, at: ReadAt) -> Vec<Step> {
     steps
 }
 
-fn issue(call: u64, rows: Payload, ranks: usize) -> Vec<Step> {
+/// The steps that store the rows of a call at every rank.
+#[must_use]
+pub fn issue(call: u64, rows: Payload, ranks: usize) -> Vec<Step> {
     (0..ranks)
         .map(|to| Step::Store { call, to, rows })
         .collect()
 }
 
-fn publish_and_wait(call: u64, ranks: usize) -> impl Iterator<Item = Step> {
+/// The steps that publish a call and wait for it.
+pub fn publish_and_wait(call: u64, ranks: usize) -> impl Iterator<Item = Step> {
     let publish = (0..ranks).map(move |to| Step::Publish { call, to });
     publish.chain((0..ranks).map(move |from| Step::Wait { call, from }))
 }
@@ -154,6 +238,9 @@ pub struct System {
     pub compare: Compare,
     /// What the slot is computed from.
     pub slot_from: SlotFrom,
+    /// By how many places the slices in a slot move from one use of it to the next: those of calls of
+    /// another size lie elsewhere, over those of other sources.
+    pub shift: u64,
     /// The number of calls that the group finished before; the signals hold what those left.
     pub finished: u64,
     /// What the ranks run.
@@ -223,6 +310,7 @@ impl System {
             signal_values: 1 << 32,
             compare: Compare::Equal,
             slot_from: SlotFrom::Call,
+            shift: 0,
             finished: 0,
             streams: (0..ranks)
                 .map(|rank| Stream {
@@ -301,6 +389,13 @@ impl System {
         (rank * slots + slot) * self.ranks + from
     }
 
+    /// Where the rows of `from` lie at `rank`.
+    fn place(&self, rank: usize, call: u64, from: usize) -> usize {
+        let uses = call / self.slots;
+        let moved = (from as u64 + self.shift * uses) % self.ranks as u64;
+        self.cell(rank, call, usize::try_from(moved).expect("few ranks"))
+    }
+
     fn shows(&self, seen: u32, call: u64) -> bool {
         match self.compare {
             Compare::Equal => seen == self.signal(call),
@@ -319,7 +414,8 @@ impl System {
         };
         let mut next = state.clone();
         match step {
-            Step::Store { call, to, rows } => next.rows[self.cell(to, call, rank)] = rows,
+            Step::Store { call, to, rows } => next.rows[self.place(to, call, rank)] = rows,
+            Step::Stage { call, rows } => next.rows[self.place(rank, call, rank)] = rows,
             Step::Publish { call, to } => {
                 next.signals[self.cell(to, call, rank)] = self.signal(call);
             }
@@ -332,8 +428,22 @@ impl System {
                 call,
                 from,
                 rows: expected,
+            }
+            | Step::Fetch {
+                call,
+                from,
+                rows: expected,
+                ..
             } => {
-                let found = state.rows[self.cell(rank, call, from)];
+                let at = if matches!(step, Step::Fetch { .. }) {
+                    from
+                } else {
+                    rank
+                };
+                let found = state.rows[self.place(at, call, from)];
+                if let Step::Fetch { keep: true, .. } = step {
+                    next.rows[self.place(rank, call, from)] = found;
+                }
                 if found != expected {
                     return Advance::Wrong(Finding::Corrupt {
                         rank,

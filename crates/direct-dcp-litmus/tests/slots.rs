@@ -1,7 +1,8 @@
 //! The slot rule: how long the rows of a call may be read, and what breaks it.
 
 use direct_dcp_litmus::slots::{
-    Compare, Finding, Payload, ReadAt, SlotFrom, Step, Stream, System, call, calls,
+    Compare, Finding, Kind, Payload, ReadAt, SlotFrom, Step, Stream, System, call, calls, fetches,
+    issue, mixed, publish_and_wait,
 };
 
 fn gather(ranks: usize, slots: u64, reads: ReadAt) -> Finding {
@@ -226,4 +227,115 @@ fn two_streams_on_one_ubatch_are_corrupt() {
             .explore()
             .is_corrupt()
     );
+}
+
+/// Calls of these kinds, whose slices move from one use of a slot to the next.
+fn mixture(kinds: &[Kind], ranks: usize, slots: u64, shift: u64) -> Finding {
+    System {
+        shift,
+        ..System::uniform(ranks, slots, &mixed(kinds, ranks, slots))
+    }
+    .explore()
+}
+
+/// Every sequence of this many kinds.
+fn sequences(length: usize) -> Vec<Vec<Kind>> {
+    let longer = |shorter: &Vec<Kind>| {
+        let shorter = shorter.clone();
+        Kind::ALL.map(|kind| [&shorter[..], &[kind]].concat())
+    };
+    (0..length).fold(vec![Vec::new()], |all, _| {
+        all.iter().flat_map(longer).collect()
+    })
+}
+
+#[test]
+fn ways_may_change_from_call_to_call() {
+    for (ranks, slots, length) in [(2, 2, 5), (2, 3, 5), (3, 2, 3), (3, 3, 4)] {
+        for kinds in sequences(length) {
+            for shift in 0..2 {
+                let finding = mixture(&kinds, ranks, slots, shift);
+                assert!(
+                    finding.is_safe(),
+                    "{ranks} ranks, {slots} slots, {kinds:?}, shift {shift}: {finding:?}"
+                );
+            }
+        }
+    }
+    // One slot is as wrong as ever.
+    for kinds in [[Kind::PullOut; 2], [Kind::PullOut, Kind::PushOut]] {
+        assert!(mixture(&kinds, 2, 1, 0).is_corrupt(), "{kinds:?}");
+    }
+    // A change that makes the explorer visit less must not go unseen.
+    let kinds = [Kind::PullOut, Kind::PushLent, Kind::PullLent, Kind::PushOut];
+    assert_eq!(mixture(&kinds, 2, 2, 1), Finding::Safe { states: 359 });
+}
+
+#[test]
+fn a_call_that_ranks_make_by_different_ways_is_corrupt() {
+    for (one, other) in [
+        (Kind::PushOut, Kind::PullOut),
+        (Kind::PushLent, Kind::PullLent),
+    ] {
+        let steps = |kind| mixed(&[kind; 2], 2, 2);
+        let system = two_ranks([(0, steps(one)), (1, steps(other))]);
+        assert!(system.explore().is_corrupt(), "{one:?} and {other:?}");
+    }
+}
+
+/// Rows that are read where their source has staged them, as late as may be and later, while the
+/// calls that follow are pushed.
+#[test]
+fn rows_at_their_source_are_under_the_slot_rule_too() {
+    for slots in [2_u64, 3] {
+        for lag in 1..=slots {
+            let mut steps = vec![Step::Stage { call: 1, rows: 1 }];
+            steps.extend(publish_and_wait(1, 2));
+            for call in 2..=slots + 2 {
+                if call == 1 + lag {
+                    steps.extend(fetches(1, 1, 2, false));
+                }
+                steps.extend(issue(call, call as Payload, 2));
+                steps.extend(publish_and_wait(call, 2));
+            }
+            let system = System {
+                shift: 1,
+                ..System::uniform(2, slots, &steps)
+            };
+            let finding = system.explore();
+            assert_eq!(
+                finding.is_safe(),
+                lag < slots,
+                "{slots}, {lag}: {finding:?}"
+            );
+            assert_eq!(
+                finding.is_corrupt(),
+                lag == slots,
+                "{slots}, {lag}: {finding:?}"
+            );
+        }
+    }
+}
+
+/// A rank that stores a call's rows before the call before it has ended, as copies on a stream of
+/// their own could, overwrites what a peer still fetches from a third rank.
+#[test]
+fn a_push_that_does_not_wait_for_the_call_before_is_corrupt() {
+    let hasty = |first: Kind| {
+        let mut steps = mixed(&[first], 2, 2);
+        steps.extend(issue(2, 2, 2));
+        let (publish, wait): (Vec<_>, Vec<_>) =
+            publish_and_wait(2, 2).partition(|step| matches!(step, Step::Publish { .. }));
+        steps.extend(publish);
+        steps.extend(issue(3, 3, 2));
+        steps.extend(wait);
+        steps
+    };
+    for first in [Kind::PullOut, Kind::PushOut] {
+        let system = System {
+            shift: 1,
+            ..System::uniform(2, 2, &hasty(first))
+        };
+        assert!(system.explore().is_corrupt(), "{first:?}");
+    }
 }

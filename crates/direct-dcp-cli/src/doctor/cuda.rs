@@ -192,7 +192,10 @@ fn look(facts: &mut Facts) -> Result<(), CudaError> {
     };
     if !ranks.is_empty() {
         let outlook = Outlook::new(&ranks, ROW_BYTES)?;
-        facts.way = Some(outlook.way.to_string());
+        facts.way = Some(match outlook.copy_out {
+            way if way == outlook.way => way.to_string(),
+            copy_out => format!("{}, and {copy_out} to copy out", outlook.way),
+        });
         facts.way_reason = outlook.obstacle;
     }
     Ok(())
@@ -512,7 +515,7 @@ fn of_way(way: &str, facts: &Facts) -> Check {
         Some(reason) => Check::new(
             "way",
             Verdict::Ok,
-            format!("{group} {way}, and not multicast, since {reason}"),
+            format!("{group} {way}, not multicast, since {reason}"),
         ),
     }
 }
