@@ -8,6 +8,7 @@
 //! | `tensor_file`, `output` | reading and writing safetensors files |
 //! | `machine`, `gpu` | processors, memory and limits; devices |
 //! | `report`, `error`, `interrupt`, `args` | printing, failing, being told to stop, and options |
+//! | `tuning` | tables of measured ways |
 //! | `again` | starting the program once more |
 //!
 //! It is a library so that other launchers, such as `python -m direct_dcp`, are the same program.
@@ -26,6 +27,7 @@ mod output;
 mod ranks;
 mod report;
 mod tensor_file;
+mod tuning;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use error::{Error, one_line};

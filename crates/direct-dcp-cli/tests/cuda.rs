@@ -104,14 +104,14 @@ fn gathers_in_every_way() {
     let base = [&base[..], &["--output", output.to_str().unwrap()]].concat();
     for backend in ["cuda", "cuda-processes"] {
         for (devices, ranks, way, taken) in [
-            ("1", "2", "auto", "push"),
+            ("1", "2", "auto", "pull/push"),
             ("1", "3", "push", "push"),
             ("1", "3", "pull", "pull"),
             ("1", "3", "copy-engine", "copy-engine"),
             ("1", "3", "staged", "staged"),
             ("2", "2", "auto", "multicast"),
             ("2", "2", "multicast", "multicast"),
-            ("2", "5", "auto", "push"),
+            ("2", "5", "auto", "pull/push"),
         ] {
             println!("{backend} {devices} {ranks} {way}");
             let more = [
@@ -264,7 +264,7 @@ fn benchmarks_print_tables_and_csv() {
         text.lines()
             .nth(1)
             .unwrap()
-            .starts_with("2,cuda,,1152,2304,1,push,"),
+            .starts_with("2,cuda,,1152,2304,1,pull,"),
         "{text}"
     );
 }
@@ -400,7 +400,12 @@ fn the_doctor_says_what_is_missing_and_what_to_change() {
     let document = without("fabric,multicast");
     assert_check(&document, "fabric", "none", "do not need it");
     assert_check(&document, "multicast", "none", "not on device 0, 1");
-    assert_check(&document, "way", "ok", "takes push, and not multicast");
+    assert_check(
+        &document,
+        "way",
+        "ok",
+        "takes push, and pull to copy out, not multicast",
+    );
 
     let document = without("p2p");
     assert_check(&document, "peers of 0", "limited", "1: no access");

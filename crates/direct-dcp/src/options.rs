@@ -129,6 +129,7 @@ impl WorkspaceOptions {
     ///
     /// On GPUs that is decided for each call. On CPUs the memory is laid out once: by the entry for
     /// zero-copy calls of the workspace's capacity, or where there is none, for those that copy out.
+    /// If that is [`Way::Pull`] there are no final layouts.
     #[must_use]
     pub fn tuning(mut self, table: Tuning) -> Self {
         self.tuning = Some(Arc::new(table));

@@ -122,7 +122,7 @@ pub(super) fn run(
                 task,
                 gpu,
                 group,
-                way: gather.workspace().way(),
+                workspace: gather.workspace(),
                 rehearsal: Rehearsal::new(&gather, 0, slice)?,
                 local: vec![0; slice],
                 seed: 0,
@@ -143,7 +143,7 @@ struct Case<'a> {
     task: &'a Task,
     gpu: Gpu,
     group: &'a Group,
-    way: Way,
+    workspace: &'a Workspace,
     rehearsal: Rehearsal<'a>,
     local: Vec<u8>,
     seed: u64,
@@ -153,10 +153,7 @@ struct Case<'a> {
 impl Case<'_> {
     fn measure(&mut self, rows: usize, mode: Mode, copies: &Copies) -> Result<Row, RankError> {
         let ranks = self.group.world_size();
-        let delivery = match mode {
-            Mode::CopyOut => Delivery::CopyOut,
-            Mode::ZeroCopy => Delivery::ZeroCopy,
-        };
+        let delivery = Delivery::from(mode);
         self.wrong = 0;
         self.refill()?;
         for _ in 0..self.task.warmup {
@@ -190,7 +187,7 @@ impl Case<'_> {
         Ok(Row {
             size,
             rows,
-            way: self.way.to_string(),
+            way: self.way(delivery, rows).to_string(),
             mode,
             time_us: time / 1e3,
             p99_us: tail / 1e3,
@@ -202,6 +199,15 @@ impl Case<'_> {
             stored: None,
             wrong: self.task.check.then_some(wrong),
         })
+    }
+
+    /// How the rows of the loops' calls travel.
+    fn way(&self, delivery: Delivery, rows: usize) -> Way {
+        match self.workspace.way_of(delivery, rows) {
+            // What a table chose, and a graph cannot have.
+            Way::CopyEngine if self.gpu.launches.is_some() => Way::Push,
+            way => way,
+        }
     }
 
     /// Collective: nanoseconds of one call in a loop, on this rank's stream.

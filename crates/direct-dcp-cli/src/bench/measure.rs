@@ -8,6 +8,8 @@ use super::split::Split;
 use super::{Found, pattern, pipeline, request_major};
 use crate::machine;
 use crate::ranks::{Emit, Message, RankError, WayChoice};
+use crate::tuning::Table;
+use direct_dcp::cuda::Delivery;
 use direct_dcp::{DType, Group, KvGather, RowFormat, Way, Workspace, WorkspaceOptions};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -31,12 +33,18 @@ pub(crate) enum Mode {
     ZeroCopy,
 }
 
+impl From<Mode> for Delivery {
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::CopyOut => Delivery::CopyOut,
+            Mode::ZeroCopy => Delivery::ZeroCopy,
+        }
+    }
+}
+
 impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Mode::CopyOut => "copy-out",
-            Mode::ZeroCopy => "zero-copy",
-        })
+        Delivery::from(*self).fmt(f)
     }
 }
 
@@ -46,6 +54,8 @@ pub(crate) struct Task {
     pub(super) rows: Vec<usize>,
     pub(super) row_bytes: usize,
     pub(super) ways: Vec<WayChoice>,
+    /// What the ways that are not forced go by.
+    pub(super) tuning: Option<Table>,
     pub(super) modes: Vec<Mode>,
     pub(super) blocks: usize,
     pub(super) iters: usize,
@@ -120,6 +130,8 @@ impl Task {
             Some(blocks) => options.blocks(blocks),
             None => options,
         };
+        let tables = self.tuning.iter().map(|table| table.0.clone());
+        let options = tables.fold(options, WorkspaceOptions::tuning);
         match way.forced() {
             Some(way) => options.way(way),
             None => options,

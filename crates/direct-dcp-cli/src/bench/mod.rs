@@ -16,6 +16,7 @@
 //! | `trace` | a trace of requests, and what each finds in the cache |
 //! | `replay` | the gathers that a trace comes to |
 //! | `timed` | making them |
+//! | `tune` | which way is fastest for which size, as a table |
 
 mod ceiling;
 mod clock;
@@ -30,13 +31,16 @@ mod round;
 mod split;
 mod timed;
 mod trace;
+mod tune;
 
 pub(crate) use measure::Task;
 pub(crate) use timed::Task as ReplayTask;
+pub(crate) use tune::Task as TuneTask;
 
 use crate::error::Error;
 use crate::gpu::{Gpus, Place};
 use crate::ranks::{self, Backend, Message, WayChoice};
+use crate::tuning::Table;
 use crate::{args, machine};
 use device::{Copies, Gpu};
 use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
@@ -45,6 +49,7 @@ use printer::Printer;
 use round::Row;
 use serde::{Deserialize, Serialize};
 use std::io::IsTerminal;
+use std::path::PathBuf;
 
 /// Time gathers beside plain copies of the same bytes.
 #[derive(Debug, clap::Args)]
@@ -87,6 +92,10 @@ final layout, and what is counted where the rows arrive has to be what was plann
 With --pipeline windows are gathered by a thread of their own while the rank reads earlier ones, by as
 many copies as take as long: with 2 slots, where both take turns, and with 3, where they overlap.
 
+With --tune the ways that the backend has are measured for each size and mode, in loops that take
+turns, and the fastest of each are written to a file, which --tuning, or a program, has a group go by.
+What the file says of other numbers of ranks, devices and modes stays: tune for each, into one file.
+
 Examples:
   direct-dcp bench
   direct-dcp bench --ranks 2 --rows 1,1024 --mode zero-copy --way shared-slot,push
@@ -94,6 +103,8 @@ Examples:
   direct-dcp bench --backend cuda --ranks 4 -G 20 --way push,pull,staged
   direct-dcp bench --layout request-major --planes 1024,128 --rows 128,1024,4096
   direct-dcp bench --pipeline --ranks 2 --rows 1024,4096 --blocks 1
+  direct-dcp bench --tune h200.tuning --backend cuda --ranks 4 -G 20 --rows 1,128,1024,4096
+  direct-dcp bench --tuning h200.tuning --backend cuda --ranks 4 -G 20
   direct-dcp bench --trace conversation.jsonl --ranks 8 --interleave 16
   direct-dcp bench --trace conversation.jsonl --time --limit 500")]
 pub(crate) struct Args {
@@ -167,6 +178,12 @@ pub(crate) struct Args {
     /// Time gathers that overlap with the reading of earlier results, with 2 slots and with 3
     #[arg(long, conflicts_with_all = ["mode", "cudagraph", "trace", "layout"])]
     pipeline: bool,
+    /// Find the fastest way of each size and mode, and write them to this file
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["pipeline", "trace", "layout", "tuning"])]
+    tune: Option<PathBuf>,
+    /// Go by the ways that this file names, where none is forced
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["pipeline", "trace", "layout"])]
+    tuning: Option<PathBuf>,
     /// How to print the result
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
@@ -237,6 +254,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Error> {
             "--pipeline is for CPUs; use it with --backend threads or processes".into(),
         ));
     }
+    if let Some(path) = &args.tune {
+        return tune::run(args, path);
+    }
     let request_major = args
         .layout
         .split(args.backend, &args.way, args.blocks, args.row_bytes)?;
@@ -256,6 +276,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Error> {
         rows: rows(args)?,
         row_bytes: args.row_bytes,
         ways: args.way.clone(),
+        tuning: args.tuning.as_deref().map(Table::load).transpose()?,
         modes: args.mode.clone(),
         blocks: match &request_major {
             Some(_) => 1,

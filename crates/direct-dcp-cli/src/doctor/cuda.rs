@@ -34,6 +34,8 @@ pub(super) struct Facts {
     queues: Option<String>,
     /// What a group tries first with a rank on each device, or with two on the only one.
     way: Option<String>,
+    /// The same for calls that copy out.
+    way_copy_out: Option<String>,
     way_reason: Option<String>,
 }
 
@@ -128,6 +130,7 @@ pub(super) fn survey() -> (Vec<Check>, Facts) {
         mps: mps_is_running(),
         queues: env::var(QUEUES_VARIABLE).ok(),
         way: None,
+        way_copy_out: None,
         way_reason: None,
     };
     match look(&mut facts) {
@@ -192,10 +195,8 @@ fn look(facts: &mut Facts) -> Result<(), CudaError> {
     };
     if !ranks.is_empty() {
         let outlook = Outlook::new(&ranks, ROW_BYTES)?;
-        facts.way = Some(match outlook.copy_out {
-            way if way == outlook.way => way.to_string(),
-            copy_out => format!("{}, and {copy_out} to copy out", outlook.way),
-        });
+        facts.way = Some(outlook.way.to_string());
+        facts.way_copy_out = Some(outlook.copy_out.to_string());
         facts.way_reason = outlook.obstacle;
     }
     Ok(())
@@ -505,6 +506,10 @@ fn of_way(way: &str, facts: &Facts) -> Check {
     let group = match facts.devices.len() {
         1 => "ranks that share this device take".to_string(),
         devices => format!("a group with a rank on each of the {devices} devices takes"),
+    };
+    let way = match &facts.way_copy_out {
+        Some(copy_out) if copy_out != way => format!("{way}, and {copy_out} to copy out"),
+        _ => way.to_string(),
     };
     match &facts.way_reason {
         None => Check::new(

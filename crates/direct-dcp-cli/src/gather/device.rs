@@ -51,8 +51,14 @@ impl Task {
         };
         let (copy_out, rows) = timed(Delivery::CopyOut, "copy-out")?;
         let (zero_copy, _) = timed(Delivery::ZeroCopy, "zero-copy")?;
+        let rows_of_rank = self.padded_rows(sharding);
+        let ways = [Delivery::CopyOut, Delivery::ZeroCopy]
+            .map(|delivery| gather.workspace().way_of(delivery, rows_of_rank));
         Ok(Gathered {
-            way: gather.workspace().way().to_string(),
+            way: match ways {
+                [copy_out, zero_copy] if copy_out == zero_copy => copy_out.to_string(),
+                [copy_out, zero_copy] => format!("{copy_out}/{zero_copy}"),
+            },
             times: vec![("copy_out", copy_out), ("zero_copy", zero_copy)],
             rows,
         })

@@ -17,6 +17,7 @@ use crate::output::Output;
 use crate::ranks::{self, Backend, Message, WayChoice};
 use crate::report::{Format, line};
 use crate::tensor_file::Tensor;
+use crate::tuning::Table;
 use crate::{args, machine};
 use report::RankReport;
 use serde_json::{Value, json};
@@ -39,7 +40,8 @@ Examples:
   direct-dcp gather kv.safetensors --layout request-major --requests 3000,200,896 --planes 384,384 \
     --chunk-rows 1024 --paged 16
 
-On GPUs, times are of the device, from one call's end to the next one's.")]
+On GPUs, times are of the device, from one call's end to the next one's. Where the two kinds of call
+go by two ways, both are named: pull/push copies out by pull and lends by push.")]
 pub(crate) struct Args {
     /// The safetensors file to read
     file: PathBuf,
@@ -61,6 +63,9 @@ pub(crate) struct Args {
     /// How rows travel
     #[arg(long, value_enum, default_value_t = WayChoice::Auto)]
     way: WayChoice,
+    /// Go by the ways that this file of bench --tune names, where none is forced
+    #[arg(long, value_name = "FILE", conflicts_with = "layout")]
+    tuning: Option<PathBuf>,
     #[command(flatten)]
     layout: plan::Options,
     /// How many gathers of each mode to time
@@ -101,6 +106,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Error> {
         interleave: args.interleave,
         place,
         way: args.way,
+        tuning: args.tuning.as_deref().map(Table::load).transpose()?,
         iterations: args.iterations,
         restore: output.is_some(),
         request_major: args.layout.plan(tensor.rows, tensor.dim)?,

@@ -5,6 +5,7 @@ use super::report::{RankReport, Times};
 use crate::gpu::Place;
 use crate::ranks::{Emit, Message, RankError, WayChoice};
 use crate::tensor_file::RowSource;
+use crate::tuning::Table;
 use direct_dcp::plan::Sharding;
 use direct_dcp::{DType, Group, RowFormat, WorkspaceOptions};
 use serde::{Deserialize, Serialize};
@@ -23,6 +24,7 @@ pub(crate) struct Task {
     pub(super) interleave: usize,
     pub(super) place: Place,
     pub(super) way: WayChoice,
+    pub(super) tuning: Option<Table>,
     pub(super) iterations: usize,
     /// Whether rank 0 passes on the rows in token order.
     pub(super) restore: bool,
@@ -125,6 +127,8 @@ impl Task {
 
     pub(super) fn options(&self, capacity: usize) -> WorkspaceOptions {
         let options = WorkspaceOptions::new(capacity, RowFormat::new(self.dtype.into(), self.dim));
+        let tables = self.tuning.iter().map(|table| table.0.clone());
+        let options = tables.fold(options, WorkspaceOptions::tuning);
         match self.way.forced() {
             Some(way) => options.way(way),
             None => options,

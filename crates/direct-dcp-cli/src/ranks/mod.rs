@@ -94,6 +94,11 @@ impl WayChoice {
         }
     }
 
+    /// As on the command line.
+    pub(crate) fn name(self) -> String {
+        self.forced().map_or("auto".into(), |way| way.to_string())
+    }
+
     pub(crate) fn forced(self) -> Option<Way> {
         match self {
             WayChoice::Auto => None,
@@ -113,6 +118,7 @@ pub(crate) enum Task {
     Gather(gather::Task),
     Bench(bench::Task),
     Replay(bench::ReplayTask),
+    Tune(bench::TuneTask),
     Probe(doctor::Task),
 }
 
@@ -123,6 +129,7 @@ impl Task {
             Task::Gather(task) => task.run(&group, emit),
             Task::Bench(task) => task.run(&group, emit),
             Task::Replay(task) => task.run(&group, emit),
+            Task::Tune(task) => task.run(&group, emit),
             Task::Probe(task) => task.run(&group, emit),
         }
     }
