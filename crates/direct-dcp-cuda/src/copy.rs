@@ -6,6 +6,7 @@ use core::ffi::c_void;
 
 use crate::error::Result;
 use crate::stream::Stream;
+use crate::sys::{CU_MEMORYTYPE_UNIFIED, CUDA_MEMCPY2D};
 
 /// Copies and fills that return before they have happened.
 ///
@@ -61,6 +62,47 @@ impl Stream {
             let api = self.context().driver().api();
             // SAFETY: the caller vouches for both ranges until the copy has finished.
             unsafe { api.cuMemcpyDtoDAsync_v2(to, from, bytes, self.raw()) }
+        })
+    }
+
+    /// Submits a copy of `rows` pieces of `bytes` bytes from device memory to device memory, of the
+    /// same device or of a peer: each a pitch of bytes, not below `bytes`, after the one before.
+    ///
+    /// # Errors
+    /// The driver's, for pitches beyond the device's limit among them.
+    ///
+    /// # Safety
+    /// As said at this `impl`.
+    pub unsafe fn copy_rows_on_device(
+        &self,
+        (to, to_pitch): (u64, usize),
+        (from, from_pitch): (u64, usize),
+        bytes: usize,
+        rows: usize,
+    ) -> Result<()> {
+        let copy = CUDA_MEMCPY2D {
+            src_x_in_bytes: 0,
+            src_y: 0,
+            src_memory_type: CU_MEMORYTYPE_UNIFIED,
+            src_host: core::ptr::null(),
+            src_device: from,
+            src_array: core::ptr::null_mut(),
+            src_pitch: from_pitch,
+            dst_x_in_bytes: 0,
+            dst_y: 0,
+            dst_memory_type: CU_MEMORYTYPE_UNIFIED,
+            dst_host: core::ptr::null_mut(),
+            dst_device: to,
+            dst_array: core::ptr::null_mut(),
+            dst_pitch: to_pitch,
+            width_in_bytes: bytes,
+            height: rows,
+        };
+        self.context().with_current(|| {
+            let api = self.context().driver().api();
+            // SAFETY: the driver reads the description before it returns; the caller vouches for
+            // both ranges until the copy has finished.
+            unsafe { api.cuMemcpy2DAsync_v2(&copy, self.raw()) }
         })
     }
 

@@ -100,6 +100,9 @@ pub const CU_MEMHOSTALLOC_DEVICEMAP: c_uint = 2;
 
 /// `CU_MEM_ALLOCATION_TYPE_PINNED`, the only kind that exists.
 pub const CU_MEM_ALLOCATION_TYPE_PINNED: c_uint = 1;
+/// `CU_MEMORYTYPE_UNIFIED`: the address says where the memory is.
+pub const CU_MEMORYTYPE_UNIFIED: c_uint = 4;
+
 /// `CU_MEM_LOCATION_TYPE_DEVICE`.
 pub const CU_MEM_LOCATION_TYPE_DEVICE: c_uint = 1;
 /// `CU_MEM_HANDLE_TYPE_NONE`.
@@ -221,6 +224,44 @@ pub struct CUmemAccessDesc {
 pub struct CUmemFabricHandle {
     /// Opaque bytes.
     pub data: [u8; 64],
+}
+
+/// `CUDA_MEMCPY2D`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CUDA_MEMCPY2D {
+    /// Bytes to skip at the start of each row of the source.
+    pub src_x_in_bytes: usize,
+    /// Rows of the source to skip.
+    pub src_y: usize,
+    /// `CU_MEMORYTYPE_*`.
+    pub src_memory_type: c_uint,
+    /// The source, if it is host memory.
+    pub src_host: *const c_void,
+    /// The source.
+    pub src_device: CUdeviceptr,
+    /// The source, if it is an array.
+    pub src_array: *mut c_void,
+    /// Bytes from one row of the source to the next.
+    pub src_pitch: usize,
+    /// Bytes to skip at the start of each row of the destination.
+    pub dst_x_in_bytes: usize,
+    /// Rows of the destination to skip.
+    pub dst_y: usize,
+    /// `CU_MEMORYTYPE_*`.
+    pub dst_memory_type: c_uint,
+    /// The destination, if it is host memory.
+    pub dst_host: *mut c_void,
+    /// The destination.
+    pub dst_device: CUdeviceptr,
+    /// The destination, if it is an array.
+    pub dst_array: *mut c_void,
+    /// Bytes from one row of the destination to the next.
+    pub dst_pitch: usize,
+    /// Bytes of each row to copy.
+    pub width_in_bytes: usize,
+    /// Rows to copy.
+    pub height: usize,
 }
 
 /// `CUmulticastObjectProp`.

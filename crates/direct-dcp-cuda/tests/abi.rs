@@ -42,6 +42,24 @@ fn structures() {
         handle_types = handleTypes,
         flags = flags
     } CUmulticastObjectProp_st);
+    same_struct!(CUDA_MEMCPY2D {
+        src_x_in_bytes = srcXInBytes,
+        src_y = srcY,
+        src_memory_type = srcMemoryType,
+        src_host = srcHost,
+        src_device = srcDevice,
+        src_array = srcArray,
+        src_pitch = srcPitch,
+        dst_x_in_bytes = dstXInBytes,
+        dst_y = dstY,
+        dst_memory_type = dstMemoryType,
+        dst_host = dstHost,
+        dst_device = dstDevice,
+        dst_array = dstArray,
+        dst_pitch = dstPitch,
+        width_in_bytes = WidthInBytes,
+        height = Height
+    } CUDA_MEMCPY2D_st);
     assert_eq!(size_of::<sys::CUdevice>(), size_of::<nvidia::CUdevice>());
     assert_eq!(
         size_of::<sys::CUdeviceptr>(),
@@ -75,6 +93,7 @@ fn values() {
         CUstream_flags_enum: CU_STREAM_NON_BLOCKING;
         CUevent_flags_enum: CU_EVENT_DEFAULT CU_EVENT_DISABLE_TIMING;
         CUmemAllocationType_enum: CU_MEM_ALLOCATION_TYPE_PINNED;
+        CUmemorytype_enum: CU_MEMORYTYPE_UNIFIED;
         CUmemLocationType_enum: CU_MEM_LOCATION_TYPE_DEVICE;
         CUmemAccess_flags_enum: CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
         CUmemAllocationGranularity_flags_enum: CU_MEM_ALLOC_GRANULARITY_MINIMUM

@@ -115,6 +115,19 @@ fn bytes_come_back() {
     expected[16..21].fill(0x3c);
     expected[32..40].copy_from_slice(&[0xdead_beef_u32.to_ne_bytes(); 2].concat());
     assert_eq!(back, expected);
+    // Three pieces of 5 bytes, 7 bytes apart, to places 11 bytes apart.
+    let (to, from) = (second.address() + 100, first.address() + 3);
+    // SAFETY: as above.
+    unsafe { stream.copy_rows_on_device((to, 11), (from, 7), 5, 3) }.expect("a copy");
+    let mut first_back = expected.clone();
+    first
+        .download(&stream, 0, &mut first_back)
+        .expect("a download");
+    second.download(&stream, 0, &mut back).expect("a download");
+    for row in 0..3 {
+        expected[100 + 11 * row..][..5].copy_from_slice(&first_back[3 + 7 * row..][..5]);
+    }
+    assert_eq!(back, expected);
     is_invalid(second.download(&stream, 10_000, &mut [0; 8]));
     is_invalid(second.upload(&stream, usize::MAX, &[1; 8]));
     is_invalid(DeviceBuffer::new(&context, 0));

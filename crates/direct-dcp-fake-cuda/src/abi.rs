@@ -36,6 +36,29 @@ pub(crate) struct AccessDesc {
     pub(crate) flags: c_uint,
 }
 
+/// `CUDA_MEMCPY2D`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Copy2d {
+    pub(crate) from: End2d,
+    pub(crate) to: End2d,
+    pub(crate) width: usize,
+    pub(crate) height: usize,
+}
+
+/// The source or the destination of a `CUDA_MEMCPY2D`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct End2d {
+    pub(crate) x: usize,
+    pub(crate) y: usize,
+    pub(crate) kind: c_uint,
+    pub(crate) host: *mut c_void,
+    pub(crate) device: u64,
+    pub(crate) array: *mut c_void,
+    pub(crate) pitch: usize,
+}
+
 /// `CUmulticastObjectProp`.
 #[repr(C)]
 #[derive(Clone, Copy)]

@@ -37,8 +37,8 @@ pub enum Way {
     /// Every rank stages its rows once, and the others read them there. The default on GPUs without
     /// multicast for calls that copy out. The zero-copy gather of the CPU lends a private copy.
     Pull,
-    /// GPU. Rows are pushed by the copy engines, which leaves the multiprocessors to others.
-    /// Cannot be captured into a graph: forced, such a call is refused; chosen by a
+    /// GPU. Rows are pushed by the copy engines, which leaves the multiprocessors to others; in a
+    /// final layout run by run, if they are neither paged nor converted. Cannot be captured into a graph: forced, such a call is refused; chosen by a
     /// [tuning table](crate::tuning), it is captured by push.
     CopyEngine,
     /// GPU. The algorithm that the others replace: rows are pushed, published and copied out of

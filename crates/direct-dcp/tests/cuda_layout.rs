@@ -402,7 +402,7 @@ fn what_does_not_fit_is_refused() {
             assert_eq!(rank.epochs(), [2]);
             rank.meet();
         });
-        for way in [Way::Pull, Way::CopyEngine] {
+        for way in [Way::Pull, Way::Staged] {
             threads(2, |group| {
                 let device = group.rank() as u32;
                 let options = WorkspaceOptions::new(8, FORMAT);
@@ -418,5 +418,131 @@ fn what_does_not_fit_is_refused() {
                 rank.meet();
             });
         }
+    });
+}
+
+/// Runs of random length, between padding, split into planes, copied by the engines: against the rows
+/// themselves, put where a shuffled list says. What no row goes to keeps its bytes.
+#[test]
+fn the_copy_engines_place_runs() {
+    Machine::new(3).run("the_copy_engines_place_runs", |_| {
+        for (seed, world, devices, slots) in [(1, 2, 1, 2), (2, 3, 3, 3), (3, 3, 2, 2)] {
+            copied_runs(seed, world, devices, slots);
+        }
+    });
+}
+
+fn copied_runs(seed: u64, world: usize, devices: usize, slots: usize) {
+    const CAPACITY: usize = 60;
+    let options = WorkspaceOptions::new(CAPACITY, FORMAT).slots(slots);
+    let planes: [&[usize]; 3] = [&[32], &[20, 12], &[1, 15, 3, 13]];
+    threads(world, |group| {
+        let device = (group.rank() % devices) as u32;
+        let rank = Rank::new(group, device, options.clone().way(Way::CopyEngine)).unwrap();
+        let context = rank.gather.workspace().context();
+        // The same on all ranks.
+        let mut dice = StdRng::seed_from_u64(seed);
+        // What each slot held before, as far as it is known.
+        let mut kept: Vec<Option<Vec<u8>>> = vec![None; slots];
+        for call in 1..=20_usize {
+            let total = [0, 1, 17, CAPACITY][dice.random_range(0..4)];
+            // Runs of the result go to ranks by chance; and of each rank's, the order too.
+            let mut local: Vec<Vec<i32>> = vec![Vec::new(); world];
+            let (mut next, mut runs) = (0, Vec::new());
+            while next < total {
+                let end = (next + dice.random_range(1..8)).min(total);
+                runs.push((next as i32..end as i32, dice.random_range(0..world)));
+                next = end;
+            }
+            while !runs.is_empty() {
+                let (run, owner) = runs.swap_remove(dice.random_range(0..runs.len()));
+                local[owner].extend(run);
+                local[owner].extend(std::iter::repeat_n(-1, dice.random_range(0..3)));
+            }
+            let split = planes[call % planes.len()];
+            let row = |owner: usize, index: usize| {
+                bytes(((call * world + owner) * 1000 + index) as u64, 1)
+            };
+            let mine = &local[rank.rank()];
+            let map = RowMap::from_rows(mine, total).unwrap();
+            let layout = direct_dcp::FinalLayout::new(&map, FORMAT, split).unwrap();
+            let layout = FinalLayout::new(context, &layout).unwrap();
+            let rows_of = |owner: usize, len: usize| {
+                (0..len)
+                    .flat_map(|index| row(owner, index))
+                    .collect::<Vec<u8>>()
+            };
+            let memory = rows_of(rank.rank(), mine.len());
+            let source = upload(&rank, &memory);
+            rank.meet();
+            let from = PlacedRows::dense(rows(&source, memory.len()));
+            let got = rank
+                .gather
+                .gather_final(0, &rank.stream, &from, &layout)
+                .unwrap();
+            rank.gather.wait(&rank.stream).unwrap();
+            let start = got.address(0).unwrap();
+            let slot = read(&rank.stream, start, CAPACITY * 32);
+            let known = kept[call % slots].as_ref();
+            let mut expected = known.cloned().unwrap_or_else(|| slot.clone());
+            for (owner, places) in local.iter().enumerate() {
+                for (index, &place) in places.iter().enumerate().filter(|(_, place)| **place >= 0) {
+                    let row = row(owner, index);
+                    let mut before = 0;
+                    for &width in split {
+                        let at = before * CAPACITY + place as usize * width;
+                        expected[at..at + width].copy_from_slice(&row[before..before + width]);
+                        before += width;
+                    }
+                }
+            }
+            assert!(slot == expected, "seed {seed}, call {call}");
+            kept[call % slots] = Some(expected);
+            drop(got);
+            rank.meet();
+        }
+        assert_eq!(rank.epochs(), [20]);
+        // Other calls on the same slots.
+        rank.gather_into(0, 3, 1);
+        rank.gather_lent(0, 20, 2);
+        rank.meet();
+    });
+}
+
+#[test]
+fn what_the_copy_engines_cannot_place_is_refused() {
+    let test = "what_the_copy_engines_cannot_place_is_refused";
+    Machine::new(2).run(test, |_| {
+        const BF16: RowFormat = RowFormat::new(DType::BF16, 16);
+        threads(2, |group| {
+            let device = group.rank() as u32;
+            let options = WorkspaceOptions::new(8, BF16).way(Way::CopyEngine);
+            let rank = Rank::new(group, device, options).unwrap();
+            let layout = uneven(&rank, [2, 2], BF16);
+            let (local, table) = (upload(&rank, &bytes(0, 2)), upload(&rank, &words(&[1, 0])));
+            let dense = PlacedRows::dense(rows(&local, 64));
+            // SAFETY: as in `rows`.
+            let paged = unsafe { PlacedRows::paged(rows(&local, 64), 1, 32, 32, table.address()) };
+            let halves = PlacedRows::dense(rows(&local, 32)).dequantized(1.0);
+            let refused = |from: &PlacedRows, word: &str| {
+                let refused = rank.gather.gather_final(0, &rank.stream, from, &layout);
+                let error = refused.unwrap_err();
+                assert!(
+                    matches!(error, GatherError::Unsupported { .. }),
+                    "{error:?}"
+                );
+                assert!(error.to_string().contains(word), "{error}");
+            };
+            refused(&paged, "where in its pages");
+            refused(&halves, "convert nothing");
+            let capture = rank.stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
+            refused(&dense, "graph");
+            drop(capture);
+            rank.meet();
+            let got = rank.gather.gather_final(0, &rank.stream, &dense, &layout);
+            assert!(plane(&rank, &got.unwrap(), 0)[..32] == bytes(0, 2)[..32]);
+            assert_eq!(rank.epochs(), [1]);
+            rank.meet();
+        });
     });
 }

@@ -118,6 +118,7 @@ driver_api! {
         cuMemcpyHtoDAsync_v2(destination: CUdeviceptr, source: *const c_void, bytes: usize, stream: CUstream);
         cuMemcpyDtoHAsync_v2(destination: *mut c_void, source: CUdeviceptr, bytes: usize, stream: CUstream);
         cuMemcpyDtoDAsync_v2(destination: CUdeviceptr, source: CUdeviceptr, bytes: usize, stream: CUstream);
+        cuMemcpy2DAsync_v2(copy: *const CUDA_MEMCPY2D, stream: CUstream);
         cuMemsetD8Async(destination: CUdeviceptr, value: u8, count: usize, stream: CUstream);
         cuMemsetD32Async(destination: CUdeviceptr, value: c_uint, count: usize, stream: CUstream);
         cuModuleLoadDataEx(module: *mut CUmodule, image: *const c_void, options: c_uint, keys: *mut c_uint, values: *mut *mut c_void);

@@ -56,8 +56,8 @@ pub enum LaunchError {
     },
     /// By this way the call cannot be captured into a graph: only the host knows its slot.
     Capturing,
-    /// This way does not place rows.
-    Placing,
+    /// By this way these rows cannot be placed, for this reason.
+    Placing(&'static str),
     /// An earlier call failed; nothing was launched.
     Failed(Report),
     /// The driver refused.
@@ -527,9 +527,7 @@ impl Lane {
         slot: u64,
     ) -> Result<(), LaunchError> {
         let place = slot * self.slot_bytes + u64::from(self.options.rank) * shape.bytes();
-        let (before, after) = end.receivers.split_at(self.options.rank as usize);
-        // The next rank first, so that no receiver is hit by all ranks at once.
-        for receiver in after.iter().skip(1).chain(before).chain(after.first()) {
+        for receiver in self.in_turn(end) {
             // SAFETY: the slot rule, which `check` enforces, keeps every reader out of these
             // bytes until this call publishes; `world_size` slices fit a slot.
             unsafe {
@@ -537,6 +535,17 @@ impl Lane {
             }?;
         }
         Ok(())
+    }
+
+    /// The receivers, the next rank's first, so that none is hit by all ranks at once.
+    pub(super) fn in_turn<'a>(&self, end: &'a End) -> impl Iterator<Item = &'a Receiver> {
+        let (before, after) = end.receivers.split_at(self.options.rank as usize);
+        after.iter().skip(1).chain(before).chain(after.first())
+    }
+
+    /// Bytes from one slot to the next.
+    pub(super) fn slot_bytes(&self) -> u64 {
+        self.slot_bytes
     }
 
     /// The widest access that divides every address and size of a call.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use direct_dcp_kernels::Shape;
 use direct_dcp_kernels::device::{Arguments, PLANES, PlaceArguments};
 
+use super::end::End;
 use super::lane::{Held, Lane, LaunchError, size};
 use super::route::{CallOptions, Route};
 use super::rows::DeviceRows;
@@ -15,11 +16,39 @@ use crate::error::{CudaError, Result};
 use crate::function::Param;
 use crate::stream::Stream;
 
+/// Rows that follow one another among those of the rank, and in the result.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    from: u64,
+    to: u64,
+    rows: u64,
+}
+
+impl Run {
+    fn of(places: &[i32]) -> Vec<Run> {
+        let mut runs: Vec<Run> = Vec::new();
+        for (from, &place) in (0..).zip(places) {
+            let Ok(to) = u64::try_from(place) else {
+                continue;
+            };
+            match runs.last_mut() {
+                Some(run) if (run.from + run.rows, run.to + run.rows) == (from, to) => {
+                    run.rows += 1
+                }
+                _ => runs.push(Run { from, to, rows: 1 }),
+            }
+        }
+        runs
+    }
+}
+
 /// A placement in device memory, for any number of calls in one context.
 #[derive(Debug)]
 pub struct DevicePlacement {
     /// `[local_rows]` i32.
     places: DeviceBuffer,
+    /// The same, for copies that the host submits.
+    runs: Vec<Run>,
     local_rows: u32,
     total_rows: u32,
     row_bytes: u64,
@@ -61,6 +90,7 @@ impl DevicePlacement {
         }
         Ok(DevicePlacement {
             places: buffer,
+            runs: Run::of(places),
             local_rows,
             total_rows,
             row_bytes: planes.iter().copied().map(u64::from).sum(),
@@ -71,7 +101,8 @@ impl DevicePlacement {
 
     /// The device address of `[local_rows]` i32, the row of the result that each row becomes, or
     /// -1. Work that a call's stream is ordered after may write others, below the rows of the
-    /// result and each once: a call finds what is not below, and fails.
+    /// result and each once: a call finds what is not below, and fails. Calls by the copy engines
+    /// go by what they were at first.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.places.address()
@@ -198,8 +229,19 @@ impl Lane {
         call: CallOptions,
     ) -> std::result::Result<Held, LaunchError> {
         let mut book = self.turn()?;
-        if !matches!(call.route, Route::Push | Route::Multicast) {
-            return Err(LaunchError::Placing);
+        let copies = call.route == Route::CopyEngine;
+        let obstacle = match (call.route, rows) {
+            (Route::Pull | Route::Staged, _) => Some("rows travel in one piece"),
+            (Route::CopyEngine, PlacedRows { scale: Some(_), .. }) => {
+                Some("the copy engines convert nothing")
+            }
+            (Route::CopyEngine, PlacedRows { cache: Some(_), .. }) => {
+                Some("only the device knows where in its pages a row is")
+            }
+            _ => None,
+        };
+        if let Some(reason) = obstacle {
+            return Err(LaunchError::Placing(reason));
         }
         let end = self.end(call.route)?;
         let layout = &self.options().layout;
@@ -239,6 +281,9 @@ impl Lane {
         })?;
         self.check_slots(&book)?;
         let capturing = stream.is_capturing()?;
+        if copies && capturing {
+            return Err(LaunchError::Capturing);
+        }
         if !capturing {
             self.follow_up(&mut book, stream, true)?;
         }
@@ -265,12 +310,17 @@ impl Lane {
             row_stride: cache.row_stride,
             page_rows: cache.page_rows,
             cache_rows: cache.rows_within(memory, source_bytes),
-            local_rows: placement.local_rows,
+            // What is copied is not to be stored once more.
+            local_rows: if copies { 0 } else { placement.local_rows },
             capacity_rows: layout.capacity_rows,
             planes: placement.planes,
             scale: rows.scale.unwrap_or(1.0),
             reserved: 0,
         };
+        if copies {
+            let slot = (book.issued + 1) % u64::from(layout.slots);
+            self.place_by_copies(end, stream, placement, rows.memory, slot)?;
+        }
         let most = self.most_blocks(end, &call);
         let launch = end.kernel.shape(local_rows * row_bytes, width, most);
         // SAFETY: the kernel's one parameter is `PlaceArguments`. The lane's memory lives as long as
@@ -283,6 +333,47 @@ impl Lane {
         self.submitted(&mut book, stream, capturing)?;
         let bytes = u64::from(layout.capacity_rows) * row_bytes;
         Ok(self.lend(&book, capturing, bytes))
+    }
+
+    /// Copies each run of rows, plane by plane, to its place in the slot of every rank.
+    fn place_by_copies(
+        &self,
+        end: &End,
+        stream: &Stream,
+        placement: &DevicePlacement,
+        rows: DeviceRows,
+        slot: u64,
+    ) -> Result<()> {
+        let capacity = u64::from(self.options().layout.capacity_rows);
+        let row_bytes = placement.row_bytes;
+        for receiver in self.in_turn(end) {
+            let mut before = 0;
+            for width in placement.planes.iter().copied().map(u64::from) {
+                let plane = receiver.rows + slot * self.slot_bytes() + capacity * before;
+                for run in placement.runs.iter().filter(|_| width > 0) {
+                    let to = plane + run.to * width;
+                    let from = rows.address() + run.from * row_bytes + before;
+                    // SAFETY: the slot rule, which `check_slots` enforces, keeps every reader out of
+                    // the slot until this call publishes. The rows are as many as the placement's,
+                    // its places are below the rows of the result, which fit the slot's, and a run's
+                    // rows are among both.
+                    unsafe {
+                        if width == row_bytes {
+                            stream.copy_on_device(to, from, (run.rows * row_bytes) as usize)
+                        } else {
+                            stream.copy_rows_on_device(
+                                (to, width as usize),
+                                (from, row_bytes as usize),
+                                width as usize,
+                                run.rows as usize,
+                            )
+                        }
+                    }?;
+                }
+                before += width;
+            }
+        }
+        Ok(())
     }
 
     /// The widest store that divides every address, stride and width of a call, and whose load

@@ -56,7 +56,7 @@ fn functions_have_the_header_s_shape() {
             cuStreamQuery(_) cuStreamWaitEvent(_ _ _) cuEventCreate(_ _) cuEventDestroy_v2(_)
             cuEventRecord(_ _) cuEventQuery(_) cuEventSynchronize(_)
             cuMemcpyHtoDAsync_v2(_ _ _ _) cuMemcpyDtoHAsync_v2(_ _ _ _)
-            cuMemcpyDtoDAsync_v2(_ _ _ _) cuMemsetD8Async(_ _ _ _) cuMemsetD32Async(_ _ _ _)
+            cuMemcpyDtoDAsync_v2(_ _ _ _) cuMemcpy2DAsync_v2(_ _) cuMemsetD8Async(_ _ _ _) cuMemsetD32Async(_ _ _ _)
             cuStreamWriteValue32_v2(_ _ _ _) cuStreamWaitValue32_v2(_ _ _ _);
         memory:
             cuMemAlloc_v2(_ _) cuMemFree_v2(_) cuMemHostAlloc(_ _ _) cuMemFreeHost(_)
@@ -85,7 +85,7 @@ fn functions_have_the_header_s_shape() {
 
 #[test]
 fn structures_have_the_header_s_shape() {
-    use crate::abi::{AccessDesc, AllocationProp, MulticastProp};
+    use crate::abi::{AccessDesc, AllocationProp, Copy2d, End2d, MulticastProp};
     use core::mem::offset_of;
     assert_eq!(
         size_of::<AllocationProp>(),
@@ -98,6 +98,29 @@ fn structures_have_the_header_s_shape() {
     assert_eq!(
         size_of::<MulticastProp>(),
         size_of::<nvidia::CUmulticastObjectProp>()
+    );
+    assert_eq!(size_of::<Copy2d>(), size_of::<nvidia::CUDA_MEMCPY2D>());
+    assert_eq!(
+        [
+            offset_of!(Copy2d, from) + offset_of!(End2d, kind),
+            offset_of!(Copy2d, from) + offset_of!(End2d, device),
+            offset_of!(Copy2d, from) + offset_of!(End2d, pitch),
+            offset_of!(Copy2d, to) + offset_of!(End2d, kind),
+            offset_of!(Copy2d, to) + offset_of!(End2d, device),
+            offset_of!(Copy2d, to) + offset_of!(End2d, pitch),
+            offset_of!(Copy2d, width),
+            offset_of!(Copy2d, height),
+        ],
+        [
+            offset_of!(nvidia::CUDA_MEMCPY2D, srcMemoryType),
+            offset_of!(nvidia::CUDA_MEMCPY2D, srcDevice),
+            offset_of!(nvidia::CUDA_MEMCPY2D, srcPitch),
+            offset_of!(nvidia::CUDA_MEMCPY2D, dstMemoryType),
+            offset_of!(nvidia::CUDA_MEMCPY2D, dstDevice),
+            offset_of!(nvidia::CUDA_MEMCPY2D, dstPitch),
+            offset_of!(nvidia::CUDA_MEMCPY2D, WidthInBytes),
+            offset_of!(nvidia::CUDA_MEMCPY2D, Height),
+        ]
     );
     assert_eq!(
         [

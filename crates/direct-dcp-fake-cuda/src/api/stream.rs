@@ -8,13 +8,19 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use crate::abi::Out;
+use crate::abi::{Copy2d, End2d, In, Out};
 use crate::call::export;
 use crate::capture::{refuse_captured, submit};
 use crate::code::{Code, Outcome, ensure};
 use crate::memory::check_access;
 use crate::state::{State, new_handle, require_context, state};
 use crate::stream::{Event, Kind, Stream, Work};
+
+/// `CU_MEMORYTYPE_UNIFIED`.
+const UNIFIED: c_uint = 4;
+
+/// The largest pitch of a device, about.
+const MOST_PITCH: usize = 1 << 31;
 
 /// Finds a live stream of the current context; 0 and 1 are the legacy default stream, 2 is the
 /// calling thread's.
@@ -99,6 +105,40 @@ fn copy(stream: usize, to: End, from: End, bytes: usize) -> Outcome {
             // SAFETY: device ends are accessible and cannot go away while the state is locked;
             // host ends were promised by the caller.
             unsafe { core::ptr::copy(from.0.cast::<u8>(), to.0.cast::<u8>(), bytes) };
+            Ok(())
+        }))
+    })
+}
+
+/// Copies rows between device memory.
+fn copy_rows(stream: usize, copy: Copy2d) -> Outcome {
+    let Copy2d {
+        from,
+        to,
+        width,
+        height,
+    } = copy;
+    let plain = |end: &End2d| end.kind == UNIFIED && (end.x, end.y) == (0, 0);
+    let wide = |end: &End2d| end.pitch >= width && end.pitch < MOST_PITCH;
+    let right = [from, to].iter().all(|end| plain(end) && wide(end));
+    ensure(right, Code::INVALID_VALUE)?;
+    let (from, to) = ((from.device, from.pitch), (to.device, to.pitch));
+    let at = |(start, pitch): (u64, usize), row: usize| start + (row * pitch) as u64;
+    queue(stream, |state, device| {
+        for row in 0..height {
+            check_access(state, device, at(from, row), width, false, true)?;
+            check_access(state, device, at(to, row), width, true, true)?;
+        }
+        Ok(Arc::new(move || {
+            let state = crate::state::state();
+            for row in 0..height {
+                let from = check_access(&state, device, at(from, row), width, false, true);
+                let from = from.map_err(|_| Code::ILLEGAL_ADDRESS)?;
+                let to = check_access(&state, device, at(to, row), width, true, true);
+                let to = to.map_err(|_| Code::ILLEGAL_ADDRESS)?;
+                // SAFETY: both are accessible and cannot go away while the state is locked.
+                unsafe { core::ptr::copy(from.cast::<u8>(), to.cast::<u8>(), width) };
+            }
             Ok(())
         }))
     })
@@ -253,6 +293,9 @@ export! {
     }
     fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: usize) {
         copy(stream, End::Device(to), End::Device(from), bytes)
+    }
+    fn cuMemcpy2DAsync_v2(copy: In<Copy2d>, stream: usize) {
+        copy_rows(stream, copy.get()?)
     }
     fn cuMemsetD8Async(to: u64, value: u8, count: usize, stream: usize) {
         fill(stream, to, [value], count)

@@ -113,11 +113,13 @@ impl KvGather {
     /// planes of `layout`, for work that comes later on the same stream.
     ///
     /// The ranks' layouts come from one plan, or the call fails; a rank may have no rows. Bytes
-    /// outside of the result stay as they were.
+    /// outside of the result stay as they were. By [`Way::CopyEngine`](crate::Way::CopyEngine) the
+    /// host submits a copy for each run of rows, plane and rank.
     ///
     /// # Errors
     /// As [`gather_into`](KvGather::gather_into). [`GatherError::Unsupported`] by ways other than
-    /// push and multicast. A row or a slot out of range, which only the device can see, fails the
+    /// push and multicast; by the copy engines only for rows that are paged or converted, and in a
+    /// graph. A row or a slot out of range, which only the device can see, fails the
     /// call there: [`GatherError::OutOfRange`].
     pub fn gather_final(
         &self,
@@ -298,9 +300,9 @@ impl KvGather {
                 reason: "by the way that the group has taken, only the host knows a call's slot",
                 instead: "push or pull",
             },
-            LaunchError::Placing => GatherError::Unsupported {
-                capability: "a final layout",
-                reason: "by the way that the group has taken, rows travel in one piece",
+            LaunchError::Placing(reason) => GatherError::Unsupported {
+                capability: "a final layout of these rows, by the way that the group has taken,",
+                reason,
                 instead: "push or multicast",
             },
             LaunchError::Failed(report) => self.fail(&report, ubatch),

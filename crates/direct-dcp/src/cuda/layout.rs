@@ -39,7 +39,7 @@ impl FinalLayout {
     /// The device address of `[local_rows]` i32: the row of the result that each local row becomes,
     /// or -1. An engine that captures a graph may have others written here before each replay, as
     /// long as they are below the rows of the result and name each once over all ranks. One that is
-    /// not below fails the call.
+    /// not below fails the call. The copy engines go by the layout that was uploaded.
     #[must_use]
     pub fn places(&self) -> u64 {
         self.placement.address()

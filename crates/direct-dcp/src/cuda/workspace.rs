@@ -472,7 +472,7 @@ impl Builder<'_> {
             LaunchError::Busy
             | LaunchError::SlotInUse { .. }
             | LaunchError::Capturing
-            | LaunchError::Placing => "the group's memory is in use".into(),
+            | LaunchError::Placing(_) => "the group's memory is in use".into(),
         }
     }
 }

@@ -12,7 +12,7 @@
 //!
 //! let table: Tuning = "
 //! direct-dcp-tuning 1
-//! # backend ranks devices mode up-to-bytes way blocks device
+//! ## backend ranks devices mode up-to-bytes way blocks device
 //! cuda 4 1 copy-out 147456 push auto NVIDIA H200
 //! cuda 4 1 copy-out any pull auto NVIDIA H200
 //! "

@@ -65,7 +65,7 @@ fn functions_have_the_header_s_shape() {
         cuMemGetInfo_v2(_ _) cuMemAlloc_v2(_ _) cuMemFree_v2(_) cuMemHostAlloc(_ _ _)
         cuMemFreeHost(_) cuMemHostGetDevicePointer_v2(_ _ _)
         cuMemcpyHtoDAsync_v2(_ _ _ _) cuMemcpyDtoHAsync_v2(_ _ _ _)
-        cuMemcpyDtoDAsync_v2(_ _ _ _) cuMemsetD8Async(_ _ _ _) cuMemsetD32Async(_ _ _ _)
+        cuMemcpyDtoDAsync_v2(_ _ _ _) cuMemcpy2DAsync_v2(_ _) cuMemsetD8Async(_ _ _ _) cuMemsetD32Async(_ _ _ _)
         cuModuleLoadDataEx(_ _ _ _ _) cuModuleUnload(_) cuModuleGetFunction(_ _ _)
         cuFuncGetAttribute(_ _ _) cuFuncLoad(_) cuFuncGetParamInfo(_ _ _ _)
         cuLaunchKernel(_ _ _ _ _ _ _ _ _ _ _)
