@@ -80,6 +80,11 @@ impl Stream {
         bytes: usize,
         rows: usize,
     ) -> Result<()> {
+        if (to_pitch, from_pitch) == (bytes, bytes) {
+            let all = bytes.saturating_mul(rows);
+            // SAFETY: the pieces lie one behind the other; the rest is the caller's promise.
+            return unsafe { self.copy_on_device(to, from, all) };
+        }
         let copy = CUDA_MEMCPY2D {
             src_x_in_bytes: 0,
             src_y: 0,

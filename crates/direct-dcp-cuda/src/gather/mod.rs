@@ -12,6 +12,7 @@ mod place;
 mod rehearsal;
 mod route;
 mod rows;
+mod runs;
 mod words;
 
 pub use end::Reach;

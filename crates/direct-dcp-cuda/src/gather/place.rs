@@ -6,41 +6,15 @@ use std::sync::Arc;
 use direct_dcp_kernels::Shape;
 use direct_dcp_kernels::device::{Arguments, PLANES, PlaceArguments};
 
-use super::end::End;
 use super::lane::{Held, Lane, LaunchError, size};
 use super::route::{CallOptions, Route};
 use super::rows::DeviceRows;
+use super::runs::Run;
 use crate::buffer::DeviceBuffer;
 use crate::context::Context;
 use crate::error::{CudaError, Result};
 use crate::function::Param;
 use crate::stream::Stream;
-
-/// Rows that follow one another among those of the rank, and in the result.
-#[derive(Clone, Copy, Debug)]
-struct Run {
-    from: u64,
-    to: u64,
-    rows: u64,
-}
-
-impl Run {
-    fn of(places: &[i32]) -> Vec<Run> {
-        let mut runs: Vec<Run> = Vec::new();
-        for (from, &place) in (0..).zip(places) {
-            let Ok(to) = u64::try_from(place) else {
-                continue;
-            };
-            match runs.last_mut() {
-                Some(run) if (run.from + run.rows, run.to + run.rows) == (from, to) => {
-                    run.rows += 1
-                }
-                _ => runs.push(Run { from, to, rows: 1 }),
-            }
-        }
-        runs
-    }
-}
 
 /// A placement in device memory, for any number of calls in one context.
 #[derive(Debug)]
@@ -48,11 +22,11 @@ pub struct DevicePlacement {
     /// `[local_rows]` i32.
     places: DeviceBuffer,
     /// The same, for copies that the host submits.
-    runs: Vec<Run>,
+    pub(super) runs: Vec<Run>,
     local_rows: u32,
     total_rows: u32,
-    row_bytes: u64,
-    planes: [u32; PLANES],
+    pub(super) row_bytes: u64,
+    pub(super) planes: [u32; PLANES],
     digest: u64,
 }
 
@@ -258,6 +232,15 @@ impl Lane {
                 placement.total_rows.into(),
             ));
         }
+        // The kernels look at each place themselves, where others may have been written meanwhile.
+        let beyond = placement.runs.iter().map(Run::end);
+        let beyond = beyond
+            .filter(|end| *end > placement.total_rows.into())
+            .max();
+        if let Some(end) = beyond.filter(|_| copies) {
+            let what = "end of the places of rows, at most";
+            return Err(size(what, placement.total_rows.into(), end));
+        }
         let source_bytes = match rows.scale {
             Some(_) => row_bytes / 2,
             None => row_bytes,
@@ -333,47 +316,6 @@ impl Lane {
         self.submitted(&mut book, stream, capturing)?;
         let bytes = u64::from(layout.capacity_rows) * row_bytes;
         Ok(self.lend(&book, capturing, bytes))
-    }
-
-    /// Copies each run of rows, plane by plane, to its place in the slot of every rank.
-    fn place_by_copies(
-        &self,
-        end: &End,
-        stream: &Stream,
-        placement: &DevicePlacement,
-        rows: DeviceRows,
-        slot: u64,
-    ) -> Result<()> {
-        let capacity = u64::from(self.options().layout.capacity_rows);
-        let row_bytes = placement.row_bytes;
-        for receiver in self.in_turn(end) {
-            let mut before = 0;
-            for width in placement.planes.iter().copied().map(u64::from) {
-                let plane = receiver.rows + slot * self.slot_bytes() + capacity * before;
-                for run in placement.runs.iter().filter(|_| width > 0) {
-                    let to = plane + run.to * width;
-                    let from = rows.address() + run.from * row_bytes + before;
-                    // SAFETY: the slot rule, which `check_slots` enforces, keeps every reader out of
-                    // the slot until this call publishes. The rows are as many as the placement's,
-                    // its places are below the rows of the result, which fit the slot's, and a run's
-                    // rows are among both.
-                    unsafe {
-                        if width == row_bytes {
-                            stream.copy_on_device(to, from, (run.rows * row_bytes) as usize)
-                        } else {
-                            stream.copy_rows_on_device(
-                                (to, width as usize),
-                                (from, row_bytes as usize),
-                                width as usize,
-                                run.rows as usize,
-                            )
-                        }
-                    }?;
-                }
-                before += width;
-            }
-        }
-        Ok(())
     }
 
     /// The widest store that divides every address, stride and width of a call, and whose load
