@@ -106,7 +106,11 @@ fn devices_without_multicast_push() {
     Machine::new(3)
         .without("multicast")
         .run("devices_without_multicast_push", |_| {
+            logged(log::Level::Info);
             assert_eq!(chosen(3, 3, &options(3)), Way::Push);
+            let lines = logged(log::Level::Info);
+            let both = "gather by push, copy-out by pull, ";
+            assert!(lines.len() == 1 && lines[0].contains(both), "{lines:?}");
             let errors = refused(3, 3, &options(3).way(Way::Multicast));
             unsupported(&errors, "rank 0's device does not offer it");
         });
