@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use direct_dcp::cuda::CudaError;
+use direct_dcp::plan::{AgreementError, PlanError};
 use direct_dcp::{GatherError, GroupError, WorkspaceError};
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
@@ -42,7 +43,7 @@ pub(crate) fn ended() -> PyErr {
     Error::new_err(("the thread that waited for the other ranks ended early",))
 }
 
-/// A number of ranks, or the number of one.
+/// A number of ranks, of rows or of tokens, or the number of one.
 pub(crate) fn count(what: &str, value: &Bound<'_, PyAny>) -> PyResult<usize> {
     value.extract().map_err(|error: PyErr| {
         if error.is_instance_of::<PyOverflowError>(value.py()) {
@@ -54,6 +55,12 @@ pub(crate) fn count(what: &str, value: &Bound<'_, PyAny>) -> PyResult<usize> {
     })
 }
 
+/// As many such numbers as there are.
+pub(crate) fn counts(what: &str, values: &Bound<'_, PyAny>) -> PyResult<Vec<usize>> {
+    let values = values.try_iter()?;
+    values.map(|value| count(what, &value?)).collect()
+}
+
 /// A number of seconds that Python passed.
 pub(crate) fn seconds(what: &str, value: f64) -> Result<Duration, PyErr> {
     Duration::try_from_secs_f64(value)
@@ -63,7 +70,9 @@ pub(crate) fn seconds(what: &str, value: f64) -> Result<Duration, PyErr> {
 pub(crate) fn gather(error: GatherError) -> PyErr {
     let message = error.to_string();
     match error {
-        GatherError::InvalidArgument { .. } => InvalidArgument::new_err((message,)),
+        GatherError::InvalidArgument { .. } | GatherError::OutOfTurn { .. } => {
+            InvalidArgument::new_err((message,))
+        }
         GatherError::SlotInUse { ubatch, epoch } => {
             let message = format!(
                 "ubatch {ubatch}: the result of call {epoch} is still held, and this call would \
@@ -88,6 +97,23 @@ pub(crate) fn gather(error: GatherError) -> PyErr {
         GatherError::Aborted { by } => Aborted::new_err((message, by)),
         GatherError::Unsupported { .. } => Unsupported::new_err((message,)),
         GatherError::Poisoned { .. } => Poisoned::new_err((message,)),
+        _ => Error::new_err((message,)),
+    }
+}
+
+pub(crate) fn plan(error: PlanError) -> PyErr {
+    invalid(error.to_string())
+}
+
+pub(crate) fn agreement(error: AgreementError) -> PyErr {
+    let message = error.to_string();
+    match error {
+        AgreementError::Differs { rank, request } => {
+            let field = format!("plan of request {request}");
+            let unknown = None::<u64>;
+            Mismatch::new_err((message, rank, field, unknown, unknown, request))
+        }
+        AgreementError::Group(error) => group(error),
         _ => Error::new_err((message,)),
     }
 }

@@ -1,116 +1,21 @@
 //! Gathers in workspaces of ours.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use direct_dcp::cuda::{self, Driver, Stream};
-use direct_dcp::{
-    AbortHandle, DType, GatherError, KvGather, RowFormat, Way, Workspace, WorkspaceError,
-    WorkspaceOptions,
-};
+use direct_dcp::{AbortHandle, KvGather, Workspace};
 use pyo3::prelude::*;
 
 use crate::errors;
 use crate::group::Group;
+use crate::layout::{Layout, Source};
+use crate::lent::{DeviceResult, Held, Lent, OnDevice};
 use crate::memory::{self, Span};
+use crate::options::{in_bytes, options};
+use crate::pipeline::Pipeline;
+use crate::row_map::RowMap;
 use crate::signals::{self, Pace};
 use crate::stream::Streams;
-
-/// What a workspace is asked to be.
-fn options(
-    capacity_rows: usize,
-    dtype: &str,
-    dim: usize,
-    slots: usize,
-    ubatches: usize,
-    way: Option<&str>,
-    blocks: Option<usize>,
-) -> PyResult<WorkspaceOptions> {
-    let dtypes = [DType::F16, DType::BF16, DType::F8E4M3, DType::Bytes];
-    let dtype = dtypes
-        .into_iter()
-        .find(|candidate| candidate.to_string() == dtype)
-        .ok_or_else(|| errors::invalid(format!("dtype: {dtype:?} is unknown")))?;
-    let mut options = WorkspaceOptions::new(capacity_rows, RowFormat::new(dtype, dim))
-        .slots(slots)
-        .ubatches(ubatches);
-    if let Some(name) = way {
-        let way = Way::CPU.into_iter().chain(Way::CUDA);
-        let way = way
-            .clone()
-            .find(|way| way.to_string() == name)
-            .ok_or_else(|| {
-                let mut names: Vec<String> = Vec::new();
-                for name in way.map(|way| way.to_string()) {
-                    // Some are ways on CPUs and on GPUs.
-                    if !names.contains(&name) {
-                        names.push(name);
-                    }
-                }
-                errors::invalid(format!(
-                    "way: expected one of {}, got {name:?}",
-                    names.join(", ")
-                ))
-            })?;
-        options = options.way(way);
-    }
-    if let Some(blocks) = blocks {
-        options = options.blocks(blocks);
-    }
-    Ok(options)
-}
-
-/// Bytes that a workspace takes: on CPUs over all ranks, on GPUs on each rank's device.
-#[pyfunction]
-#[pyo3(signature = (on_gpu, world_size, capacity_rows, row_bytes, slots, ubatches, way))]
-pub(crate) fn memory_bytes(
-    on_gpu: bool,
-    world_size: usize,
-    capacity_rows: usize,
-    row_bytes: usize,
-    slots: usize,
-    ubatches: usize,
-    way: Option<&str>,
-) -> PyResult<usize> {
-    let options = options(
-        capacity_rows,
-        "bytes",
-        row_bytes,
-        slots,
-        ubatches,
-        way,
-        None,
-    )?;
-    let bytes = match on_gpu {
-        true => options.device_bytes(world_size),
-        false => options.memory_bytes(world_size),
-    };
-    bytes.map_err(|error| errors::workspace(in_bytes(error)))
-}
-
-/// An error about rows that are so many bytes, which to their caller have no `dim`.
-fn in_bytes(error: WorkspaceError) -> WorkspaceError {
-    match error {
-        WorkspaceError::InvalidArgument {
-            what: "dim", got, ..
-        } => WorkspaceError::InvalidArgument {
-            what: "row_bytes",
-            expected: "a positive number of bytes in a row".into(),
-            got,
-        },
-        WorkspaceError::Mismatch {
-            source_rank,
-            field: "dim",
-            ours,
-            theirs,
-        } => WorkspaceError::Mismatch {
-            source_rank,
-            field: "row_bytes",
-            ours,
-            theirs,
-        },
-        error => error,
-    }
-}
 
 /// A ubatch as Python has it.
 fn index(ubatch: isize) -> PyResult<usize> {
@@ -127,13 +32,13 @@ pub(crate) struct Gather {
     pace: Pace,
 }
 
-enum On {
-    Cpu(Box<KvGather>),
-    Gpu(Box<OnGpu>),
+pub(crate) enum On {
+    Cpu(Arc<KvGather>),
+    Gpu(OnGpu),
 }
 
-struct OnGpu {
-    gather: cuda::KvGather,
+pub(crate) struct OnGpu {
+    pub(crate) gather: Arc<cuda::KvGather>,
     streams: Streams,
 }
 
@@ -161,12 +66,22 @@ impl Gather {
     }
 }
 
+impl OnGpu {
+    fn held(&self, result: DeviceResult, stream: &Stream) -> Held {
+        Held::OnDevice(OnDevice {
+            result,
+            context: self.gather.workspace().context().clone(),
+            // The next call comes after what is on the gather's own stream.
+            own: Some(stream.as_raw()),
+        })
+    }
+}
+
 impl Drop for Gather {
     /// Without the lock of the interpreter: a workspace on a GPU waits for its last call, and that
     /// for peers, which may be threads of this process.
     fn drop(&mut self) {
-        let on = self.on.take();
-        let _ = Python::try_attach(|py| py.detach(move || drop(on)));
+        crate::drop_detached(self.on.take());
     }
 }
 
@@ -200,15 +115,16 @@ impl Gather {
         let on = signals::aborting(py, &abort, || match device {
             None => Workspace::new(group, options).map(|workspace| {
                 let gather = KvGather::new(workspace);
-                On::Cpu(Box::new(gather.timeout(timeout).first_timeout(first)))
+                On::Cpu(Arc::new(gather.timeout(timeout).first_timeout(first)))
             }),
             Some(device) => cuda::Workspace::new(group, device, options).map(|workspace| {
                 let streams = Streams::of(workspace.context());
                 let gather = cuda::KvGather::new(workspace);
-                On::Gpu(Box::new(OnGpu {
-                    gather: gather.timeout(timeout).first_timeout(first),
+                let gather = gather.timeout(timeout).first_timeout(first);
+                On::Gpu(OnGpu {
+                    gather: Arc::new(gather),
                     streams,
-                }))
+                })
             }),
         })?;
         let on = on.map_err(|error| match dtype {
@@ -259,7 +175,7 @@ impl Gather {
             On::Cpu(gather) => {
                 let call = || memory::with_rows(local, |local| gather.gather(ubatch, local));
                 let rows = self.call(py, ubatch, call)?;
-                Held::Cpu(rows.map_err(errors::gather)?)
+                Held::Rows(rows.map_err(errors::gather)?)
             }
             On::Gpu(on) => {
                 let stream = on.streams.get(stream)?;
@@ -267,10 +183,54 @@ impl Gather {
                 let rows = py
                     .detach(|| on.gather.gather(ubatch, &stream, local))
                     .map_err(errors::gather)?;
-                Held::Gpu(rows, stream)
+                on.held(DeviceResult::Rows(rows), &stream)
             }
         };
         Lent::new(held)
+    }
+
+    /// Gathers `rows` of all ranks to the places of `layout`, and lends the slot where they are.
+    fn gather_final(
+        &self,
+        py: Python<'_>,
+        ubatch: isize,
+        rows: Source,
+        layout: &Layout,
+        stream: u64,
+    ) -> PyResult<Lent> {
+        let ubatch = index(ubatch)?;
+        let held = match self.on()? {
+            On::Cpu(gather) => {
+                let call = || {
+                    memory::with_source(rows, |rows| {
+                        gather.gather_final(ubatch, rows, &layout.host)
+                    })
+                };
+                let planes = self.call(py, ubatch, call)?;
+                Held::Planes(planes.map_err(errors::gather)?)
+            }
+            On::Gpu(on) => {
+                let stream = on.streams.get(stream)?;
+                let rows = memory::placed_rows(rows, layout.host.local_rows())?;
+                let layout = layout.device.as_ref();
+                let layout = layout.ok_or_else(|| errors::invalid("the layout is gone"))?;
+                let planes = py
+                    .detach(|| on.gather.gather_final(ubatch, &stream, &rows, layout))
+                    .map_err(errors::gather)?;
+                on.held(DeviceResult::Planes(planes), &stream)
+            }
+        };
+        Lent::new(held)
+    }
+
+    /// The layout of `map` for its rows, split after each of `planes` elements.
+    fn layout(&self, py: Python<'_>, map: &RowMap, planes: Vec<usize>) -> PyResult<Layout> {
+        Layout::new(py, self.on()?, map, &planes)
+    }
+
+    /// A pipeline on `ubatch`.
+    fn pipeline(&self, py: Python<'_>, ubatch: isize) -> PyResult<Pipeline> {
+        Pipeline::new(py, self.on()?, self.abort.clone(), index(ubatch)?)
     }
 
     /// On a GPU, raises what an earlier call failed with on the device.
@@ -322,72 +282,5 @@ impl Gather {
             On::Gpu(on) => on.gather.workspace().way(),
         }
         .to_string())
-    }
-}
-
-/// The rows of all ranks in a slot, which nobody overwrites until they are released.
-#[pyclass(frozen, module = "direct_dcp._native")]
-pub(crate) struct Lent {
-    address: u64,
-    bytes: u64,
-    held: Mutex<Option<Held>>,
-}
-
-enum Held {
-    Cpu(direct_dcp::Gathered),
-    Gpu(cuda::Gathered, Arc<Stream>),
-}
-
-impl Lent {
-    fn new(held: Held) -> PyResult<Self> {
-        let (address, bytes) = match &held {
-            Held::Cpu(rows) => (rows.as_ptr().expose_provenance() as u64, rows.len() as u64),
-            Held::Gpu(rows, _) => {
-                let captured = || {
-                    errors::gather(GatherError::Unsupported {
-                        capability: "a zero-copy gather in a graph",
-                        reason: "each replay delivers into another slot",
-                        instead: "gather_into",
-                    })
-                };
-                (rows.address().ok_or_else(captured)?, rows.bytes())
-            }
-        };
-        Ok(Lent {
-            address,
-            bytes,
-            held: Mutex::new(Some(held)),
-        })
-    }
-}
-
-#[pymethods]
-impl Lent {
-    #[getter]
-    fn address(&self) -> u64 {
-        self.address
-    }
-
-    #[getter]
-    fn nbytes(&self) -> u64 {
-        self.bytes
-    }
-
-    /// Lets the slot go: on a GPU, after what `stream` has to do so far.
-    fn release(&self, py: Python<'_>, stream: u64) -> PyResult<()> {
-        let held = self
-            .held
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        match held {
-            // The next call comes after what is on the gather's own stream anyway.
-            Some(Held::Gpu(rows, own)) if own.as_raw() != stream => {
-                let stream = memory::stream(own.context(), stream).map_err(errors::cuda)?;
-                py.detach(|| rows.release_after(&stream))
-                    .map_err(errors::gather)
-            }
-            _ => Ok(()),
-        }
     }
 }

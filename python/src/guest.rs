@@ -93,8 +93,7 @@ impl Lane {
 impl Drop for Lane {
     /// Without the lock of the interpreter: it waits for calls, and those for peers.
     fn drop(&mut self) {
-        let lane = self.lane.take();
-        let _ = Python::try_attach(|py| py.detach(move || drop(lane)));
+        crate::drop_detached(self.lane.take());
     }
 }
 

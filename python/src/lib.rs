@@ -6,8 +6,13 @@
 //! | file | holds |
 //! |---|---|
 //! | `group` | the ranks |
+//! | `options` | what workspaces are asked to be |
 //! | `gather` | gathers in workspaces of ours |
+//! | `layout` | final layouts, and the rows that are stored by them |
+//! | `pipeline` | windows in flight |
+//! | `lent` | results in slots |
 //! | `guest` | gathers in memory that an engine owns |
+//! | `plan`, `row_map` | what to gather, and where it belongs |
 //! | `memory` | addresses become memory here, and nowhere else |
 //! | `signals` | Ctrl-C while a call waits |
 //! | `stream` | the caller's streams |
@@ -17,7 +22,13 @@ mod errors;
 mod gather;
 mod group;
 mod guest;
+mod layout;
+mod lent;
 mod memory;
+mod options;
+mod pipeline;
+mod plan;
+mod row_map;
 mod signals;
 mod stream;
 
@@ -39,14 +50,30 @@ fn run(py: Python<'_>, args: Vec<OsString>, again: Vec<OsString>) -> u8 {
     py.detach(|| direct_dcp_cli::run(args, again))
 }
 
+/// Drops what may have to wait for peers, which may be threads of this process: without the lock of
+/// the interpreter.
+fn drop_detached<T: Send>(value: T) {
+    let _ = Python::try_attach(|py| py.detach(move || drop(value)));
+}
+
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<group::Group>()?;
     module.add_class::<gather::Gather>()?;
-    module.add_class::<gather::Lent>()?;
+    module.add_class::<lent::Lent>()?;
+    module.add_class::<layout::Layout>()?;
+    module.add_class::<pipeline::Pipeline>()?;
+    module.add_class::<pipeline::Ticket>()?;
     module.add_class::<guest::Kernel>()?;
     module.add_class::<guest::Lane>()?;
-    module.add_function(wrap_pyfunction!(gather::memory_bytes, module)?)?;
+    module.add_class::<plan::Sharding>()?;
+    module.add_class::<plan::ChunkPlanner>()?;
+    module.add_class::<plan::ChunkPlan>()?;
+    module.add_class::<plan::Chunk>()?;
+    module.add_class::<plan::Part>()?;
+    module.add_class::<row_map::RowMap>()?;
+    module.add_function(wrap_pyfunction!(row_map::slots, module)?)?;
+    module.add_function(wrap_pyfunction!(options::memory_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(run, module)?)
 }

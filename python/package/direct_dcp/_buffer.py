@@ -9,8 +9,10 @@ from typing import Any
 
 from .errors import InvalidArgument
 
-# The flags of PyObject_GetBuffer: contiguous in C order with the elements' format, and room to write.
+# The flags of PyObject_GetBuffer: contiguous in C order with the elements' format, with gaps as well,
+# and room to write.
 CONTIGUOUS = 0x3C
+STRIDED = 0x1C
 WRITABLE = 0x1
 
 
@@ -49,7 +51,8 @@ class Exported:
         try:
             _acquire(of, self._view, flags)
         except (BufferError, TypeError, ValueError) as error:
-            kind = "a contiguous, writable" if flags & WRITABLE else "a contiguous"
+            kind = "a contiguous" if flags & CONTIGUOUS == CONTIGUOUS else "an"
+            kind += ", writable" if flags & WRITABLE else ""
             raise InvalidArgument(
                 f"{what}: expected {kind} array, tensor or buffer, got {type(of).__name__}: {error}"
             ) from None

@@ -4,37 +4,19 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from . import _native, _rows
-from .errors import Error, InvalidArgument
+from ._layout import FinalLayout
+from ._lent import Gathered, Planes
+from ._options import check_sizes, ordinal, row_format
+from ._source import source
+from .errors import Error
 
 _log = logging.getLogger("direct_dcp")
 
 #: Devices hand out memory in pieces of this size.
 _GRANULARITY = 2 << 20
-
-# The names of element types that the ranks compare. All others travel as bytes.
-_NAMED = {"float16": "f16", "bfloat16": "bf16", "float8_e4m3fn": "f8e4m3"}
-
-# Bytes of an element, by the names that torch and numpy share.
-_SIZES = {
-    "float16": 2,
-    "bfloat16": 2,
-    "float32": 4,
-    "float64": 8,
-    "int8": 1,
-    "int16": 2,
-    "int32": 4,
-    "int64": 8,
-    "uint8": 1,
-    "uint16": 2,
-    "uint32": 4,
-    "uint64": 8,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-}
 
 
 class Status(NamedTuple):
@@ -95,8 +77,8 @@ class KvGather:
         timeout: float = 30.0,
         first_timeout: float = 300.0,
     ) -> None:
-        name, elements, self.row_bytes = _format(row_bytes, dtype, dim)
-        _check(
+        name, elements, self.row_bytes = row_format(row_bytes, dtype, dim)
+        check_sizes(
             capacity_rows=capacity_rows,
             row_bytes=self.row_bytes,
             slots=slots,
@@ -108,7 +90,7 @@ class KvGather:
         self.slots = slots
         self.ubatches = ubatches
         #: The GPU, or None for the CPU.
-        self.device = _ordinal(device)
+        self.device = ordinal(device)
         self._options = dict(
             row_bytes=row_bytes,
             dtype=dtype,
@@ -134,6 +116,9 @@ class KvGather:
             timeout,
             first_timeout,
         )
+        # Elements of a row as the caller counts them, and what the native module has for each.
+        self._dim = row_bytes if dim is None else dim
+        self._unit = elements // self._dim
         if group.rank == 0:
             _log.info(
                 "%d ranks gather by %s, %d rows of %d bytes, %d slots, %d ubatches",
@@ -200,12 +185,48 @@ class KvGather:
         if index is None:
             with _rows.host("local", local) as source:
                 native = self._native.gather(ubatch, source, 0)
-            rows = _rows.lent_on_host(local, native.address, native.nbytes, self._native)
-            return Gathered(rows, lambda: native.release(0))
-        source = _rows.device("local", local, index)
-        native = self._native.gather(ubatch, source, self._raw(stream))
-        rows = _rows.lent_on_device(local, native.address, native.nbytes, self._native)
+        else:
+            source = _rows.device("local", local, index)
+            native = self._native.gather(ubatch, source, self._raw(stream))
+        (rows,) = _rows.lend(native.spans, [_rows.Form.of(local)], index, self._native)
         return Gathered(rows, lambda: native.release(self._raw(stream)))
+
+    def gather_final(
+        self,
+        rows: Any,
+        layout: FinalLayout,
+        ubatch: int = 0,
+        *,
+        slots: Any = None,
+        scale: float | None = None,
+        stream: int | None = None,
+    ) -> Planes:
+        """Gather each row of all ranks to its final place: ``with gather.gather_final(local,
+        layout) as (first, second)`` lends the planes of ``layout``, tensors or arrays
+        ``[total_rows, elements]`` of the type of ``rows``.
+
+        - ``rows``: ``[layout.local_rows, ...]``, padding included. With ``slots``, the cache that
+          they are in, ``[pages, page_rows, ...]``, which may be a view of a wider one.
+        - ``slots``: whole numbers of 32 bits, on a GPU in its memory: row i is at place
+          ``slots[i] % page_rows`` of page ``slots[i] // page_rows``. What stands for a row of
+          padding is not looked at.
+        - ``scale``: the rows are e4m3, and become bf16, each element multiplied by this; numpy gets
+          the bits as uint16.
+
+        Slots of the workspace are lent as by :meth:`gather`. The layouts of all ranks come from one
+        plan, or this raises Mismatch; it raises what :meth:`gather_into` does, and Unsupported by
+        ways that leave rows where they are, or move them in one piece: ``"pull"``,
+        ``"copy-engine"`` and ``"staged"``.
+        """
+        index = self.device
+        forms = layout._forms(rows, index, scale)
+        row_bytes = self.row_bytes if scale is None else self.row_bytes // 2
+        with source(rows, slots, row_bytes, index) as (memory, pages):
+            native = self._native.gather_final(
+                ubatch, (memory, pages, scale), layout._native, self._raw(stream)
+            )
+        planes = _rows.lend(native.spans, forms, index, self._native)
+        return Planes(planes, lambda: native.release(self._raw(stream)))
 
     def check(self) -> None:
         """Raise what an earlier call failed with on the device, if one has."""
@@ -248,29 +269,6 @@ class _Rebuilt:
         raise Error("this gather's group was rebuilt; use the gather that rebuild returned")
 
 
-class Gathered:
-    """The rows of all ranks in a slot, held until :meth:`release` or the end of the ``with``."""
-
-    #: ``[world_size * T, ...]``, in rank order: a tensor or an array like ``local``, a read-only
-    #: memoryview for other buffers, and on GPUs an object with ``__cuda_array_interface__``.
-    rows: Any
-
-    def __init__(self, rows: Any, release: Callable[[], None]) -> None:
-        self.rows = rows
-        self._release = release
-
-    def release(self) -> None:
-        """Let the slot go: on a GPU, after what the stream that is current has to do so far. The
-        rows are not to be used afterwards. A second call does nothing."""
-        self._release()
-
-    def __enter__(self) -> Any:
-        return self.rows
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-
 def memory_bytes(
     capacity_rows: int,
     row_bytes: int,
@@ -283,7 +281,7 @@ def memory_bytes(
 ) -> int:
     """The memory that a workspace takes, exactly: on the CPU in all, over the ranks; on a GPU on
     each rank's device, in the pieces of 2 MiB that devices hand out."""
-    _check(
+    check_sizes(
         capacity_rows=capacity_rows,
         row_bytes=row_bytes,
         world_size=world_size,
@@ -301,59 +299,3 @@ def _stream(index: int) -> int:
     """Torch's current stream of a device; without torch, the default one."""
     torch = sys.modules.get("torch")
     return 0 if torch is None else torch._C._cuda_getCurrentRawStream(index)
-
-
-def _check(**sizes: int) -> None:
-    """Refuses what is no size at all; the library knows which sizes fit."""
-    for name, size in sizes.items():
-        if not hasattr(size, "__index__") or not 0 <= size < 1 << 63:
-            raise InvalidArgument(f"{name}: expected a whole number, 0 or more, got {size!r}")
-
-
-def _ordinal(device: Any) -> int | None:
-    if isinstance(device, int):
-        _check(device=device)
-    if device is None or isinstance(device, int):
-        return device
-    kind, _, index = str(device).partition(":")
-    if kind == "cpu":
-        return None
-    if kind != "cuda" or not (index.isdecimal() or index == ""):
-        raise InvalidArgument(f"device: expected the CPU or a GPU, got {device!r}")
-    if index:
-        return int(index)
-    torch = sys.modules.get("torch")
-    return 0 if torch is None else torch.cuda.current_device()
-
-
-def _format(row_bytes: int | None, dtype: Any, dim: int | None) -> tuple[str, int, int]:
-    """The name of the element type, elements of a row, bytes of a row."""
-    wrong = InvalidArgument("KvGather: expected either row_bytes, or dtype and dim")
-    if dtype is None or dim is None:
-        if row_bytes is None or dtype is not dim:
-            raise wrong
-        _check(row_bytes=row_bytes)
-        return "bytes", row_bytes, row_bytes
-    if row_bytes is not None:
-        raise wrong
-    _check(dim=dim)
-    name = getattr(dtype, "__name__", None) or str(dtype)
-    name = name.removeprefix("torch.")
-    size = _SIZES.get(name) or getattr(dtype, "itemsize", None)
-    if not isinstance(size, int):
-        size = _numpy_size(dtype)
-    if size is None:
-        raise InvalidArgument(
-            f"dtype: {dtype!r} is unknown; expected a type of torch's or numpy's, or one of "
-            f"{', '.join(_SIZES)}; for any other pass row_bytes in place of dtype and dim"
-        )
-    return (_NAMED[name], dim, dim * size) if name in _NAMED else ("bytes", dim * size, dim * size)
-
-
-def _numpy_size(dtype: Any) -> int | None:
-    """Bytes of what only numpy knows, such as its scalar classes, if the caller has imported it."""
-    numpy = sys.modules.get("numpy")
-    try:
-        return numpy and numpy.dtype(dtype).itemsize
-    except (TypeError, ValueError):
-        return None

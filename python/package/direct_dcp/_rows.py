@@ -1,5 +1,5 @@
 """Rows as callers have them, tensors, arrays and buffers, and as the native module takes them:
-address and size.
+address and size. And rows that it lends, as callers want them.
 
 torch and numpy are used where the caller's objects are theirs, and never imported for anything
 else.
@@ -8,7 +8,9 @@ else.
 from __future__ import annotations
 
 import sys
-from typing import Any
+from array import array
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 from . import _buffer
 from .errors import InvalidArgument
@@ -28,15 +30,17 @@ def host(what: str, rows: Any, *, writable: bool = False) -> Any:
     return _buffer.Exported(what, rows, _buffer.CONTIGUOUS | (writable and _buffer.WRITABLE))
 
 
+def kept(what: str, rows: Any) -> tuple[Span, Any]:
+    """The address and the size of `rows` in host memory, and who keeps them there."""
+    with host(what, rows) as span:
+        return span, rows if is_tensor(rows) else memoryview(rows)
+
+
 class _Tensor:
     """A tensor, which has an address all the time."""
 
     def __init__(self, what: str, rows: Any) -> None:
-        if rows.device.type != "cpu":
-            raise InvalidArgument(
-                f"{what}: expected memory of the CPU, as the gather was built for, got a tensor "
-                f"on {rows.device}"
-            )
+        on_cpu(what, rows)
         if not rows.is_contiguous():
             raise InvalidArgument(f"{what}: expected a contiguous tensor")
         self._span = (rows.data_ptr(), rows.nbytes)
@@ -48,28 +52,77 @@ class _Tensor:
         pass
 
 
+def on_cpu(what: str, tensor: Any) -> None:
+    """Refuses tensors on other devices."""
+    if tensor.device.type != "cpu":
+        raise InvalidArgument(
+            f"{what}: expected memory of the CPU, as the gather was built for, got a tensor "
+            f"on {tensor.device}"
+        )
+
+
 def device(what: str, rows: Any, index: int) -> Span:
     """The address and the size of rows on device `index`."""
+    address = device_address(what, rows, index)
+    if is_tensor(rows):
+        if not rows.is_contiguous():
+            raise InvalidArgument(f"{what}: expected a contiguous tensor")
+        return address, rows.nbytes
+    interface = rows.__cuda_array_interface__
+    if interface.get("strides") is not None:
+        raise InvalidArgument(f"{what}: expected a contiguous array")
+    nbytes = int(interface["typestr"][2:])
+    for extent in interface["shape"]:
+        nbytes *= extent
+    return address, nbytes
+
+
+def device_address(what: str, rows: Any, index: int) -> int:
+    """The address of rows on device `index`."""
     if is_tensor(rows):
         if not rows.is_cuda or rows.get_device() != index:
             raise InvalidArgument(
                 f"{what}: expected a tensor on cuda:{index}, as the gather was built for, got one "
                 f"on {rows.device}"
             )
-        if not rows.is_contiguous():
-            raise InvalidArgument(f"{what}: expected a contiguous tensor")
-        return rows.data_ptr(), rows.nbytes
+        return rows.data_ptr()
     interface = getattr(rows, "__cuda_array_interface__", None)
     if interface is None:
         raise InvalidArgument(
             f"{what}: expected a tensor or an array on cuda:{index}, got {type(rows).__name__}"
         )
-    if interface.get("strides") is not None:
-        raise InvalidArgument(f"{what}: expected a contiguous array")
-    nbytes = int(interface["typestr"][2:])
-    for extent in interface["shape"]:
-        nbytes *= extent
-    return interface["data"][0], nbytes
+    return interface["data"][0]
+
+
+def words(what: str, values: Any) -> bytes:
+    """Whole numbers of 32 bits, as the machine has them."""
+    try:
+        if is_tensor(values):
+            values = values.numpy()
+        if _is_words(values):
+            return memoryview(values).tobytes()
+        return array("i", iter(values)).tobytes()
+    except (TypeError, OverflowError, ValueError) as error:
+        raise InvalidArgument(f"{what}: expected whole numbers of 32 bits: {error}") from None
+
+
+def _is_words(values: Any) -> bool:
+    try:
+        return memoryview(values).format in ("i", "I")
+    except TypeError:
+        return False
+
+
+def device_words(what: str, values: Any, index: int) -> Span:
+    """The address and the size of whole numbers of 32 bits on device `index`."""
+    span = device(what, values, index)
+    if is_tensor(values):
+        name = str(values.dtype).removeprefix("torch.")
+    else:
+        name = values.__cuda_array_interface__["typestr"]
+    if name not in ("int32", "uint32", "<i4", "<u4"):
+        raise InvalidArgument(f"{what}: expected whole numbers of 32 bits, got {name}")
+    return span
 
 
 class OnDevice:
@@ -85,28 +138,78 @@ class OnDevice:
         }
 
 
-def lent_on_host(like: Any, address: int, nbytes: int, keep: Any) -> Any:
-    """Rows at an address in host memory, in the form of `like`: a tensor, an array or bytes."""
+class Form(NamedTuple):
+    """What lent bytes are seen as."""
+
+    #: "torch", "numpy", or "" for plain bytes.
+    kind: str
+    dtype: Any = None
+    #: Of one row.
+    shape: tuple[int, ...] = ()
+    #: The tensor's device.
+    device: Any = None
+
+    @staticmethod
+    def of(rows: Any) -> Form:
+        """The form of a caller's rows."""
+        if is_tensor(rows):
+            return Form("torch", rows.dtype, rows.shape[1:], rows.device)
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and isinstance(rows, numpy.ndarray):
+            return Form("numpy", rows.dtype, rows.shape[1:])
+        return Form("")
+
+    def plane(self, nbytes: int) -> Form:
+        """The form of ``nbytes`` bytes of each row."""
+        if not self.kind:
+            return self
+        elements, rest = divmod(nbytes, self.dtype.itemsize)
+        if rest:
+            raise InvalidArgument(
+                f"rows: expected elements that make up a plane of {nbytes} bytes, got {self.dtype}"
+            )
+        return self._replace(shape=(elements,))
+
+    def bf16(self) -> Form:
+        """The same form, of bf16 elements; numpy, which has no such type, gets their bits."""
+        if self.kind == "torch":
+            return self._replace(dtype=sys.modules["torch"].bfloat16)
+        if self.kind == "numpy":
+            return self._replace(dtype=sys.modules["numpy"].dtype("uint16"))
+        return self
+
+    def rows(self, flat: Any) -> Any:
+        """Bytes of a tensor or an array, in this form."""
+        return flat.view(self.dtype).reshape((-1, *self.shape))
+
+
+def lend(
+    spans: Iterable[Span], forms: Iterable[Form], device: int | None, keep: Any
+) -> tuple[Any, ...]:
+    """Lent memory, each piece in its form, on a device or in host memory."""
+    lent = _lent_on_host if device is None else _lent_on_device
+    return tuple(lent(form, span, keep) for form, span in zip(forms, spans))
+
+
+def _lent_on_host(form: Form, span: Span, keep: Any) -> Any:
+    """Bytes at an address in host memory: a tensor, an array or a memoryview."""
+    address, nbytes = span
     memory = _buffer.lent(address, nbytes, keep)
-    if is_tensor(like):
+    if form.kind == "torch":
         torch = sys.modules["torch"]
-        return _shaped(torch.frombuffer(memory, dtype=torch.uint8), like)
-    readonly = memoryview(memory).cast("B").toreadonly()
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(like, numpy.ndarray):
-        return _shaped(numpy.frombuffer(readonly, dtype=numpy.uint8), like)
+        byte = torch.uint8
+        # It refuses memory without bytes, as memoryview.cast does.
+        empty = torch.empty(0, dtype=byte)
+        return form.rows(torch.frombuffer(memory, dtype=byte) if nbytes else empty)
+    readonly = memoryview(memory).cast("B").toreadonly() if nbytes else memoryview(b"")
+    if form.kind == "numpy":
+        return form.rows(sys.modules["numpy"].frombuffer(readonly, dtype="uint8"))
     return readonly
 
 
-def lent_on_device(like: Any, address: int, nbytes: int, keep: Any) -> Any:
-    """Rows at a device address, in the form of `like`: a tensor, or an array that others take."""
-    array = OnDevice(address, nbytes, keep)
-    if is_tensor(like):
-        torch = sys.modules["torch"]
-        return _shaped(torch.as_tensor(array, device=like.device), like)
-    return array
-
-
-def _shaped(rows: Any, like: Any) -> Any:
-    """Bytes, seen as rows of the type and the shape of those of `like`."""
-    return rows.view(like.dtype).reshape((-1, *like.shape[1:]))
+def _lent_on_device(form: Form, span: Span, keep: Any) -> Any:
+    """Bytes at a device address: a tensor, or an array that others take."""
+    there = OnDevice(*span, keep)
+    if form.kind == "torch":
+        return form.rows(sys.modules["torch"].as_tensor(there, device=form.device))
+    return there

@@ -51,12 +51,18 @@ class Mismatch(Error):
         return self.args[2]
 
     @property
-    def ours(self) -> int | str:
+    def ours(self) -> int | str | None:
+        """This rank's value; None where only that they differ is known."""
         return self.args[3]
 
     @property
-    def theirs(self) -> int | str:
+    def theirs(self) -> int | str | None:
         return self.args[4]
+
+    @property
+    def request(self) -> int | None:
+        """The request, counted from 0, that the ranks plan in different ways."""
+        return self.args[5] if len(self.args) > 5 else None
 
 
 class SlotInUse(Error):

@@ -156,4 +156,19 @@ impl Pipeline {
         stream.wait(&done).map_err(|error| from_cuda(&error))?;
         Ok(gathered)
     }
+
+    /// Makes what is submitted to `stream` later wait for every window that was submitted, also for
+    /// those that were given up: their rows may be freed in its order. The host does not wait.
+    ///
+    /// # Errors
+    /// [`GatherError::Driver`].
+    pub fn join(&self, stream: &Stream) -> Result<(), GatherError> {
+        let context = self.gather.workspace().context();
+        Event::new(context)
+            .and_then(|done| {
+                done.record(&self.side)?;
+                stream.wait(&done)
+            })
+            .map_err(|error| from_cuda(&error))
+    }
 }
