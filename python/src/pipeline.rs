@@ -20,6 +20,7 @@ pub(crate) struct Pipeline {
     /// None once it is closed.
     on: Mutex<Option<On>>,
     abort: AbortHandle,
+    /// When windows were acquired: only then peers are known to have come.
     pace: Pace,
 }
 
@@ -96,12 +97,10 @@ impl Pipeline {
             let closed = || errors::invalid("the pipeline is closed");
             call(on.as_mut().ok_or_else(closed)?)
         };
-        let result = match self.pace.is_slow(0) {
+        match self.pace.is_slow(0) {
             true => signals::aborting(py, &self.abort, call)?,
             false => py.detach(call),
-        };
-        self.pace.made(0);
-        result
+        }
     }
 
     /// A pipeline on `ubatch` of `on`; `abort` ends waits for it.
@@ -185,6 +184,7 @@ impl Pipeline {
             let window = ticket.window.lock();
             on.acquire(&window.unwrap_or_else(PoisonError::into_inner), stream)
         });
+        self.pace.made(0);
         Lent::new(held?)
     }
 

@@ -80,8 +80,9 @@ impl RowMap {
     }
 
     /// The same map, with the digest of whatever the maps of all ranks were made from.
-    fn with_digest(&self, digest: u64) -> Self {
-        RowMap(self.0.clone().with_digest(digest))
+    fn with_digest(&self, digest: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let digest = errors::count("digest", digest)? as u64;
+        Ok(RowMap(self.0.clone().with_digest(digest)))
     }
 
     /// Checks that the maps of a group, in rank order, deliver every row of a result once.

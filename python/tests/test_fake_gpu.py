@@ -32,6 +32,25 @@ def test_every_way_delivers(way):
     run("gathers", way)
 
 
+@pytest.mark.parametrize("way", [None, "push"])
+def test_rows_arrive_in_their_final_layout(way):
+    run("finals", way)
+
+
+def test_rows_are_converted():
+    run("converted")
+
+
+@pytest.mark.parametrize("way", ["pull", "copy-engine", "staged"])
+def test_ways_without_a_final_layout_say_so(way):
+    run("refused", way)
+
+
+@pytest.mark.parametrize("way", [None, "push", "pull", "copy-engine", "staged"])
+def test_windows_arrive(way):
+    run("pipelines", way)
+
+
 def test_a_missing_rank_is_named():
     run("timeout")
 

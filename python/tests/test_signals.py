@@ -52,14 +52,22 @@ def wait():
         # Held, so that nobody is lost.
         global ranks
         ranks = Group.threads(2)
-        if what == "gather":
+        if what in ("gather", "gather_final", "pipeline", "pipeline, closed"):
             first = threading.Thread(target=lambda: other.append(KvGather(ranks[1], 2, 16)))
             other = []
             first.start()
             gather = KvGather(ranks[0], 2, 16)
             first.join()
             ready()
-            gather.gather(bytes(16))
+            if what == "gather":
+                gather.gather(bytes(16))
+            elif what == "gather_final":
+                row_map = direct_dcp.plan.RowMap.uneven([1, 1], 0)
+                gather.gather_final(bytes(16), direct_dcp.FinalLayout(gather, row_map))
+            with direct_dcp.Pipeline(gather) as pipeline:
+                ticket = pipeline.submit(bytes(16))
+                if what == "pipeline":
+                    pipeline.acquire(ticket)
         ready()
         if what == "barrier":
             ranks[0].barrier()
@@ -67,6 +75,9 @@ def wait():
             ranks[0].all_gather(b"")
         elif what == "rebuild":
             ranks[0].rebuild(60.0)
+        elif what == "agree":
+            planner = direct_dcp.plan.ChunkPlanner(direct_dcp.plan.Sharding(2), 1, 8)
+            planner.plan([5]).agree(ranks[0])
         elif what == "workspace":
             KvGather(ranks[0], 2, 16)
 
@@ -86,6 +97,10 @@ WAITS = [
     "rebuild",
     "workspace",
     "gather",
+    "gather_final",
+    "pipeline",
+    "pipeline, closed",
+    "agree",
     "gather_into, later",
 ]
 

@@ -11,7 +11,8 @@ from operator_arguments import arguments, wrong_arguments
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import direct_dcp
-from direct_dcp import KvGather, ops, vllm
+from direct_dcp import FinalLayout, KvGather, ops, vllm
+from direct_dcp.plan import RowMap
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float32]
 
@@ -48,6 +49,73 @@ def test_tensors_of_every_type(dtype):
         with raises(ValueError, "CPU"):
             gather.gather_into(torch.empty(7, 64, dtype=dtype, device="meta"), out)
         group.barrier()
+
+    in_threads(2, rank)
+
+
+def test_tensors_in_their_final_layout():
+    def rank(group):
+        me, counts = group.rank, [5, 2]
+        # Packed records: 512 e4m3 elements, 4 scales, 64 bf16 elements.
+        gather = KvGather(group, 8, 656)
+        layout = FinalLayout(gather, RowMap.uneven(counts, me), [512, 16, 128])
+        records = [rows_of(r, 1, n, 656, torch.uint8) for r, n in enumerate(counts)]
+        both = torch.cat(records)
+        with gather.gather_final(records[me], layout) as (latent, scales, rope):
+            assert [plane.shape for plane in (latent, scales, rope)] == [
+                (7, 512),
+                (7, 16),
+                (7, 128),
+            ]
+            assert same(latent.view(torch.float8_e4m3fn), both[:, :512])
+            assert same(scales.view(torch.float32), both[:, 512:528])
+            assert same(rope.view(torch.bfloat16), both[:, 528:])
+
+        # From a cache that is a part of a wider one, and e4m3 elements to bf16 ones.
+        gather = KvGather(group, 8, dtype=torch.bfloat16, dim=96)
+        layout = FinalLayout(gather, RowMap.uneven(counts, me), [64, 32])
+        caches = [rows_of(r, 2, 12, 112, torch.float8_e4m3fn).view(3, 4, 112) for r in (0, 1)]
+        slots = [torch.randperm(12, generator=torch.Generator().manual_seed(r)) for r in (0, 1)]
+        cache = caches[me][:, :, 8:104]
+        taken = slots[me][: counts[me]]
+        expected = torch.cat(
+            [caches[r].view(12, 112)[slots[r][:n], 8:104] for r, n in enumerate(counts)]
+        )
+        expected = (expected.float() * 0.5).bfloat16()
+        for some in (taken, taken.int(), taken.tolist()):
+            with gather.gather_final(cache, layout, slots=some, scale=0.5) as (latent, rope):
+                assert latent.dtype == torch.bfloat16
+                assert torch.equal(latent.nan_to_num(7), expected[:, :64].nan_to_num(7))
+                assert torch.equal(rope.nan_to_num(7), expected[:, 64:].nan_to_num(7))
+                assert torch.utils.dlpack.from_dlpack(rope).data_ptr() == rope.data_ptr()
+
+        # Nobody has rows.
+        layout = FinalLayout(gather, RowMap.uneven([0, 0], me), [64, 32])
+        with gather.gather_final(torch.empty(0, 96, dtype=torch.bfloat16), layout) as (latent, _):
+            assert (latent.shape, latent.dtype) == ((0, 64), torch.bfloat16)
+        with raises(ValueError, "CPU"):
+            gather.gather_final(torch.empty(0, 96, device="meta"), layout)
+        with raises(ValueError, "CPU"):
+            gather.gather_final(torch.empty(0, 4, 96, device="meta"), layout, slots=[])
+        with raises(ValueError, "whole numbers"):
+            gather.gather_final(cache, layout, slots=taken.float(), scale=0.5)
+        group.barrier()
+
+    in_threads(2, rank)
+
+
+def test_windows_of_tensors():
+    def rank(group):
+        gather = KvGather(group, 2 * 9, dtype=torch.bfloat16, dim=64, slots=3)
+        with direct_dcp.Pipeline(gather) as pipeline:
+            following = pipeline.submit(rows_of(group.rank, 0, 7, 64, torch.bfloat16))
+            for window in range(6):
+                ticket = following
+                rows = rows_of(group.rank, window + 1, 7, 64, torch.bfloat16)
+                following = pipeline.submit(rows)
+                with pipeline.acquire(ticket) as rows:
+                    assert (rows.dtype, rows.shape) == (torch.bfloat16, (14, 64))
+                    assert same(rows, rows_of_all(2, window, 7, 64, torch.bfloat16))
 
     in_threads(2, rank)
 

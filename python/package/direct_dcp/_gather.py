@@ -117,7 +117,7 @@ class KvGather:
             first_timeout,
         )
         # Elements of a row as the caller counts them, and what the native module has for each.
-        self._dim = row_bytes if dim is None else dim
+        self._dim = self.row_bytes if dim is None else dim
         self._unit = elements // self._dim
         if group.rank == 0:
             _log.info(

@@ -77,7 +77,9 @@ def _cache_on_host(cache: Any, row_bytes: int) -> Iterator[tuple[int, Cache]]:
         return
     with _buffer.Exported("cache", cache, _buffer.STRIDED) as (address, _):
         view = memoryview(cache)
-        yield address, Cache.of(view.shape, view.strides, view.itemsize, row_bytes)
+        # They are None only for a view that was released.
+        shape, strides = view.shape or (), view.strides or ()
+        yield address, Cache.of(shape, strides, view.itemsize, row_bytes)
 
 
 def _cache_on_device(cache: Any, row_bytes: int) -> Cache:
