@@ -19,7 +19,7 @@ pub(crate) struct Sharding(plan::Sharding);
 #[pymethods]
 impl Sharding {
     #[new]
-    #[pyo3(signature = (world_size, interleave = None))]
+    #[pyo3(signature = (world_size, interleave = None), text_signature = "(world_size, interleave=1)")]
     fn new(world_size: &Bound<'_, PyAny>, interleave: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
         let world_size = errors::count("world_size", world_size)?;
         let interleave = interleave.map(|tokens| errors::count("interleave", tokens));

@@ -19,7 +19,8 @@ from helpers import in_threads, raises, watch
 from operator_arguments import arguments, wrong_arguments
 
 import direct_dcp
-from direct_dcp import KvGather, ops, vllm
+from direct_dcp import FinalLayout, KvGather, ops, vllm
+from direct_dcp.plan import RowMap
 
 try:
     import pytest
@@ -114,6 +115,78 @@ def test_zero_copy_lends_the_slot():
         gather.wait()
         group.barrier()
         assert same(copy, rows_of_all(2, 1, 64))
+        group.barrier()
+
+    on_streams(2, rank)
+
+
+def test_rows_arrive_in_their_final_layout():
+    counts, block = [37, 0, 64], 16
+    # Rows of a cache that is a part of a wider one: as they are, and e4m3 elements to bf16 ones.
+    generator = torch.Generator().manual_seed(7)
+    for dtype, scale in [(torch.bfloat16, None), (torch.float8_e4m3fn, 0.5)]:
+        shape = (8, block, (DIM + 64) * dtype.itemsize)
+        caches = [
+            torch.randint(0, 120, shape, generator=generator, dtype=torch.uint8).view(dtype)
+            for _ in counts
+        ]
+        slots = [torch.randperm(8 * block, generator=generator)[:count] for count in counts]
+        rows = [cache.view(-1, DIM + 64)[at, 16:-48] for cache, at in zip(caches, slots)]
+        expected = torch.cat(rows)
+        if scale is not None:
+            expected = (expected.float() * scale).bfloat16()
+
+        def rank(group):
+            me = group.rank
+            gather = KvGather(
+                group, 3 * 64, dtype=torch.bfloat16, dim=DIM, device="cuda", way="push"
+            )
+            layout = FinalLayout(gather, RowMap.uneven(counts, me), [512, 64])
+            cache, at = caches[me].cuda()[:, :, 16:-48], slots[me].int().cuda()
+            dense = rows[me].cuda().contiguous()
+            copies = [torch.empty(sum(counts), 576, dtype=torch.bfloat16).cuda() for _ in range(2)]
+            torch.cuda.current_stream().synchronize()
+            group.barrier()
+            for (source, where), copy in zip([(cache, at), (dense, None)], copies):
+                with gather.gather_final(source, layout, slots=where, scale=scale) as (
+                    latent,
+                    rope,
+                ):
+                    assert (latent.dtype, latent.shape) == (torch.bfloat16, (sum(counts), 512))
+                    copy[:, :512].copy_(latent)
+                    copy[:, 512:].copy_(rope)
+            gather.wait()
+            for copy in copies:
+                assert same(copy.cpu(), expected.view(torch.uint8))
+            with raises(ValueError, "32 bits"):
+                gather.gather_final(cache, layout, slots=at.long(), scale=scale)
+            with raises(ValueError, "cuda:0"):
+                gather.gather_final(cache, layout, slots=at.cpu(), scale=scale)
+            group.barrier()
+
+        on_streams(3, rank)
+
+
+def test_windows_in_flight():
+    def rank(group):
+        gather = KvGather(group, 2 * 64, dtype=torch.bfloat16, dim=DIM, device="cuda", slots=3)
+        locals_ = [rows_of(group.rank, window, 64) for window in range(12)]
+        copies = [poisoned(128) for _ in locals_]
+        torch.cuda.current_stream().synchronize()
+        group.barrier()
+        with direct_dcp.Pipeline(gather) as pipeline:
+            # The pipeline holds what it gathers from.
+            following = pipeline.submit(locals_.pop(0))
+            for copy in copies:
+                ticket = following
+                if locals_:
+                    following = pipeline.submit(locals_.pop(0))
+                with pipeline.acquire(ticket) as rows:
+                    copy.copy_(rows)
+        gather.wait()
+        group.barrier()
+        for window, copy in enumerate(copies):
+            assert same(copy, rows_of_all(2, window, 64)), window
         group.barrier()
 
     on_streams(2, rank)

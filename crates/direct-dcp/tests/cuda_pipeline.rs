@@ -261,6 +261,32 @@ fn a_reader_delays_the_next_writer() {
     });
 }
 
+/// A stream that joins comes after windows that nobody acquires, and does not hold up the host.
+#[test]
+fn a_stream_that_joins_comes_after_every_window() {
+    Machine::new(2).run("a_stream_that_joins_comes_after_every_window", |_| {
+        devices(options(2).slots(3).way(Way::Push), |mut ends| {
+            let other = Stream::new(ends.pipeline.gather().workspace().context()).unwrap();
+            if ends.rank == 0 {
+                ends.close(&ends.stream);
+            }
+            let first = ends.submit(0).unwrap();
+            drop(ends.submit(1).unwrap());
+            ends.pipeline.join(&other).unwrap();
+            sleep(millis(60));
+            assert!(!other.is_idle().unwrap(), "waits for the windows");
+            ends.group.barrier().unwrap();
+            if ends.rank == 0 {
+                ends.open();
+            }
+            other.synchronize().unwrap();
+            ends.acquire_and_read(&first, 0);
+            ends.check([0]);
+            ends.meet();
+        });
+    });
+}
+
 #[test]
 fn windows_are_acquired_once_each_in_order() {
     Machine::new(2).run("windows_are_acquired_once_each_in_order", |_| {

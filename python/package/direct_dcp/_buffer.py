@@ -9,8 +9,8 @@ from typing import Any
 
 from .errors import InvalidArgument
 
-# The flags of PyObject_GetBuffer: contiguous in C order with the elements' format, with gaps as well,
-# and room to write.
+# The flags of PyObject_GetBuffer: contiguous in C order with the elements' format, the same with
+# gaps, and room to write.
 CONTIGUOUS = 0x3C
 STRIDED = 0x1C
 WRITABLE = 0x1

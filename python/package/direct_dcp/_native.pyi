@@ -184,9 +184,10 @@ class Sharding:
         """The runs of the first ``tokens`` tokens, in order."""
 
 class ChunkPlanner:
-    """Cuts the contexts of requests into chunks, each of which one gather delivers: at most ``rows``
-    rows over all ranks, padding included, rounded up to a multiple of ``alignment``, which is the
-    least common multiple of ``block``, the tokens of a cache page, and of the sharding's round.
+    """Cuts the contexts of requests into chunks, each of which one gather delivers: at most
+    ``rows`` rows over all ranks, padding included, rounded up to a multiple of ``alignment``, which
+    is the least common multiple of ``block``, the tokens of a cache page, and of the sharding's
+    round.
 
     Requests are taken in order, and their contexts cut only at multiples of ``alignment``. Raises
     InvalidArgument for zeros, and for more than 2**31 - 1 rows."""
@@ -296,8 +297,8 @@ class RowMap:
         without padding. A count may be 0."""
     @staticmethod
     def from_rows(dst_rows: _Counts, total_rows: SupportsIndex) -> RowMap:
-        """The map that sends local row i to row ``dst_rows[i]`` of a result of ``total_rows`` rows, or
-        nowhere if that is -1. An array of 32-bit integers is read as it is.
+        """The map that sends local row i to row ``dst_rows[i]`` of a result of ``total_rows`` rows,
+        or nowhere if that is -1. An array of 32-bit integers is read as it is.
 
         Raises InvalidArgument for rows that are out of range, or twice there."""
     @staticmethod
@@ -336,8 +337,8 @@ class RowMap:
 def slots(
     block_table: _Counts, block: SupportsIndex, start: SupportsIndex, stop: SupportsIndex
 ) -> array[int]:
-    """The slots of rows ``start`` to ``stop`` of a request, whose pages of ``block`` rows, in order,
-    are those of ``block_table``: an array.array of unsigned 32-bit integers.
+    """The slots of rows ``start`` to ``stop`` of a request, whose pages of ``block`` rows, in
+    order, are those of ``block_table``: an array.array of unsigned 32-bit integers.
 
     Raises InvalidArgument where the table ends before the rows do."""
 

@@ -2,13 +2,12 @@
 belongs in the result.
 
 Every rank computes the same from the same input, and nothing here communicates, but for
-``ChunkPlan.agree``, which asks whether all did. Numbers may be in lists or in arrays; arguments that
-cannot work raise InvalidArgument, a ValueError::
+``ChunkPlan.agree``, which asks whether all did. Numbers may be in lists or in arrays. Arguments
+that cannot work raise InvalidArgument, a ValueError::
 
     planner = plan.ChunkPlanner(plan.Sharding(2, interleave=1), block=4, rows=8)
     chunks = planner.plan([5, 6]).chunks          # of 5 and of 6 rows
     chunks[0].row_map(rank=1).dst_rows            # 3, 4 and -1, which is padding
-
 """
 
 from __future__ import annotations
