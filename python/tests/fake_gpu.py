@@ -89,15 +89,16 @@ def gathers(way):
 
 def finals(way):
     """A cache with gaps, then plain rows, between ranks that have different numbers of them."""
-    world, block, row_bytes, wide = 3, 4, 96, 112
+    world, block, row_bytes, wide, page = 3, 4, 96, 112, 500
     counts, planes = [5, 0, 8], [64, 32]
 
     def cache_of(rank, call):
-        return random_bytes(4 * block * wide, (rank, call))
+        return random_bytes(4 * page, (rank, call))
 
     def rows_at(rank, call, slots):
         data = cache_of(rank, call)
-        return [data[slot * wide :][:row_bytes] for slot in slots]
+        places = [slot // block * page + slot % block * wide for slot in slots]
+        return [data[place:][:row_bytes] for place in places]
 
     def rank(group):
         device, me = Device(0), group.rank
@@ -109,7 +110,7 @@ def finals(way):
         )
         for call in range(4):
             shape = (4, block, row_bytes)
-            cache = device.array(cache_of(me, call), shape, strides=(block * wide, wide, 1))
+            cache = device.array(cache_of(me, call), shape, strides=(page, wide, 1))
             rows = [rows_at(r, call, slots) for r, slots in enumerate(slots_of)]
             dense = device.array(b"".join(rows[me]) or b"none", (counts[me], row_bytes))
             whole = sum(rows, [])

@@ -125,7 +125,7 @@ def test_rows_are_let_go_once_they_are_gathered():
         pipeline = Pipeline(KvGather(group, 2 * 19, ROW))
         local = bytearray(rows_of(group.rank, 5))
         if group.rank == 1:
-            late.wait()
+            late.wait(10)
         ticket = pipeline.submit(local)
         if group.rank == 0:
             # The peer is not there yet.
