@@ -172,12 +172,28 @@ def converted():
 
 
 def refused(way):
+    """Ways that leave rows where they are, or in one piece; copy engines place plain rows only."""
+
     def rank(group):
-        gather = KvGather(group, 8, 16, device=0, way=way)
+        gather = KvGather(group, 8, dtype="bfloat16", dim=16, device=0, way=way)
         layout = FinalLayout(gather, RowMap.uneven([1, 1], group.rank))
         device = Device(0)
-        with raises(direct_dcp.Unsupported, "final layout"):
-            gather.gather_final(device.array(bytes(16)), layout, stream=device.stream)
+        local = random_bytes(32, group.rank)
+        dense, halves = device.array(local), device.array(local[:16])
+        cache, slots = device.array(local, (1, 1, 32)), device.array(bytes(4), (1,), "<i4")
+        group.barrier()
+        for arguments in [
+            dict(rows=dense),
+            dict(rows=cache, slots=slots),
+            dict(rows=halves, scale=0.5),
+        ]:
+            if way == "copy-engine" and arguments["rows"] is dense:
+                with gather.gather_final(dense, layout, stream=device.stream) as (rows,):
+                    gather.wait(stream=device.stream)
+                    assert read(rows) == random_bytes(32, 0) + random_bytes(32, 1)
+                continue
+            with raises(direct_dcp.Unsupported, "final layout"):
+                gather.gather_final(layout=layout, stream=device.stream, **arguments)
         group.barrier()
 
     in_threads(2, rank)

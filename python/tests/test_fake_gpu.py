@@ -42,7 +42,7 @@ def test_rows_are_converted():
 
 
 @pytest.mark.parametrize("way", ["pull", "copy-engine", "staged"])
-def test_ways_without_a_final_layout_say_so(way):
+def test_ways_say_what_they_cannot_place(way):
     run("refused", way)
 
 

@@ -214,9 +214,9 @@ class KvGather:
           the bits as uint16.
 
         Slots of the workspace are lent as by :meth:`gather`. The layouts of all ranks come from one
-        plan, or this raises Mismatch; it raises what :meth:`gather_into` does, and Unsupported by
-        ways that leave rows where they are, or move them in one piece: ``"pull"``,
-        ``"copy-engine"`` and ``"staged"``.
+        plan, or this raises Mismatch. It raises what :meth:`gather_into` does, and Unsupported by
+        the ways ``"pull"`` and ``"staged"``, and by ``"copy-engine"`` where rows are in a cache or
+        converted.
         """
         index = self.device
         forms = layout._forms(rows, index, scale)
