@@ -170,7 +170,7 @@ def test_what_has_no_final_place_is_refused():
     def rank(group):
         gather = KvGather(group, 8, dtype="float16", dim=8)
         row_map = RowMap.uneven([2, 2], group.rank)
-        for planes in ([], [4], [8, 0], [1, 1, 1, 1, 4], [4, 5], [-1, 9]):
+        for planes in ([], [4], [8, 0], [1, 1, 1, 1, 4], [4, 5], [-1, 9], [1 << 62]):
             with raises(ValueError, "planes"):
                 FinalLayout(gather, row_map, planes)
         with raises(TypeError):

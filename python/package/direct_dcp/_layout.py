@@ -32,6 +32,10 @@ class FinalLayout:
         widths = [gather._dim] if planes is None else planes
         for width in widths:
             check_sizes(planes=width)
+        if sum(widths) != gather._dim:
+            raise InvalidArgument(
+                f"planes: expected widths that add up to {gather._dim} elements, got {list(widths)}"
+            )
         self.device = gather.device
         self._native = gather._native.layout(row_map, [width * gather._unit for width in widths])
 
