@@ -156,7 +156,7 @@ def test_the_interpreter_is_free_while_a_window_is_waited_for():
 
 def test_a_window_that_fails_ends_the_pipeline():
     def rank(group):
-        gather = KvGather(group, 2 * 19, ROW, slots=3, timeout=0.2, first_timeout=20)
+        gather = KvGather(group, 2 * 19, ROW, slots=3, timeout=2, first_timeout=20)
         pipeline = Pipeline(gather)
         first = pipeline.submit(rows_of(group.rank, 0))
         if group.rank == 1:
