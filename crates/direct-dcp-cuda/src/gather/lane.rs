@@ -276,6 +276,11 @@ impl Lane {
         call.max_blocks.unwrap_or(u32::MAX).min(resident).max(1)
     }
 
+    /// Where call `epoch` delivers.
+    pub(super) fn slot_address(&self, epoch: u64) -> u64 {
+        self.own.rows + epoch % u64::from(self.options.layout.slots) * self.slot_bytes
+    }
+
     pub(super) fn turn(&self) -> Result<MutexGuard<'_, Book>, LaunchError> {
         match self.book.try_lock() {
             Ok(book) => Ok(book),
@@ -374,7 +379,7 @@ impl Lane {
         }
         book.issued += 1;
         if let Some(out) = out.filter(|_| copies) {
-            let from = self.own.rows + slot * self.slot_bytes;
+            let from = self.slot_address(book.issued);
             // SAFETY: the slot holds the gathered rows once the launch before has ended, and the
             // output is the caller's promise.
             unsafe { stream.copy_on_device(out.address(), from, out.bytes()) }?;
@@ -449,12 +454,11 @@ impl Lane {
     /// Lends the slot of the call that was submitted last.
     pub(super) fn lend(self: &Arc<Self>, book: &Book, captured: bool, bytes: u64) -> Held {
         let epoch = book.issued;
-        let slot = epoch % u64::from(self.options.layout.slots);
         lock(&self.holds).epochs.push(epoch);
         Held {
             lane: self.clone(),
             epoch,
-            address: (!captured).then(|| self.own.rows + slot * self.slot_bytes),
+            address: (!captured).then(|| self.slot_address(epoch)),
             bytes,
         }
     }
@@ -578,7 +582,7 @@ impl Drop for Lane {
 pub struct Held {
     lane: Arc<Lane>,
     epoch: u64,
-    address: Option<u64>,
+    pub(super) address: Option<u64>,
     bytes: u64,
 }
 
@@ -608,6 +612,11 @@ impl Held {
     #[must_use]
     pub fn epoch(&self) -> u64 {
         self.epoch
+    }
+
+    /// Whether a call of `lane` lent it.
+    pub(super) fn is_of(&self, lane: &Arc<Lane>) -> bool {
+        Arc::ptr_eq(&self.lane, lane)
     }
 
     /// Releases the slot after what `stream` has to do so far: the next call waits for it.

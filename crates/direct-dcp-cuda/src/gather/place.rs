@@ -81,6 +81,21 @@ impl DevicePlacement {
     pub fn address(&self) -> u64 {
         self.places.address()
     }
+
+    /// Rows that a call takes, padding included.
+    pub(super) fn local_rows(&self) -> u32 {
+        self.local_rows
+    }
+
+    /// Rows of the result.
+    pub(super) fn total_rows(&self) -> u32 {
+        self.total_rows
+    }
+
+    /// Bytes of a row in all planes.
+    pub(super) fn row_bytes(&self) -> u64 {
+        self.row_bytes
+    }
 }
 
 /// Rows that a call stores in their final places.

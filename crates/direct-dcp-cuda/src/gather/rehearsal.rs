@@ -8,31 +8,33 @@ use std::time::Duration;
 use direct_dcp_kernels::Shape;
 
 use super::lane::{Held, Lane, LaunchError};
+use super::pass::Pass;
 use super::route::{CallOptions, Delivery};
 use super::rows::{DeviceRows, DeviceRowsMut};
+use super::timeline::Timeline;
 use crate::buffer::DeviceBuffer;
 use crate::context::Context;
-use crate::copy;
 use crate::error::{CudaError, Result};
-use crate::event::Event;
-use crate::graph::{CaptureMode, ExecutableGraph};
-use crate::stream::Stream;
+use crate::graph::CaptureMode;
 
-/// A lane with what a caller of it has: a stream, rows, room for the rows of all, a graph.
+/// A lane with what a caller of it has: a stream, rows, room for the rows of all, a graph; and, if it
+/// is to be rehearsed too, what the caller does with the rows then.
 ///
 /// Everything it submits is on its one stream, and over when it is dropped. That is what makes its
 /// methods safe: nothing outside can free or write what the device is still using.
 pub struct Rehearsal {
-    graph: Option<ExecutableGraph>,
+    timeline: Timeline,
     /// The last call, if it lent its slot.
     held: Option<Held>,
-    marks: Vec<Event>,
-    /// Events of marks that are gone, so that a mark in a timed loop creates none.
-    spare: Vec<Event>,
+    pass: Option<Pass>,
     local: DeviceBuffer,
     out: DeviceBuffer,
-    stream: Arc<Stream>,
     shape: Shape,
+    /// Calls of the lane: those before the graphs were recorded, and all.
+    recorded: u64,
+    calls: u64,
+    /// Calls in a graph.
+    length: usize,
     lane: Arc<Lane>,
 }
 
@@ -50,16 +52,27 @@ impl Rehearsal {
         let ranks = lane.options().layout.world_size as usize;
         let all = slice.checked_mul(ranks).ok_or_else(too_large)?;
         Ok(Rehearsal {
-            graph: None,
+            timeline: Timeline::new(context)?,
             held: None,
-            marks: Vec::new(),
-            spare: Vec::new(),
+            pass: None,
             local: DeviceBuffer::new(context, slice)?,
             out: DeviceBuffer::new(context, all)?,
-            stream: Arc::new(Stream::new(context)?),
             shape,
+            recorded: 0,
+            calls: 0,
+            length: 0,
             lane: lane.clone(),
         })
+    }
+
+    /// Has each call followed by a pass over what it delivered, the rows of all ranks.
+    ///
+    /// # Errors
+    /// The driver's, also of what is under way.
+    pub fn set_pass(&mut self, pass: Pass) -> Result<()> {
+        self.timeline.forget()?;
+        self.pass = Some(pass);
+        Ok(())
     }
 
     /// What a call gathers from this rank.
@@ -73,7 +86,7 @@ impl Rehearsal {
     /// # Errors
     /// [`CudaError::InvalidArgument`] for more bytes than a call gathers, else the driver's.
     pub fn set_rows(&mut self, rows: &[u8]) -> Result<()> {
-        self.local.upload(&self.stream, 0, rows)
+        self.local.upload(self.timeline.stream(), 0, rows)
     }
 
     /// Fills the room for copied rows with one value.
@@ -84,7 +97,7 @@ impl Rehearsal {
         let (address, bytes) = (self.out.address(), self.out.bytes());
         // SAFETY: the buffer is this object's, whose work is all on this stream and over before it
         // is freed.
-        unsafe { self.stream.fill_u8(address, value, bytes) }
+        unsafe { self.timeline.stream().fill_u8(address, value, bytes) }
     }
 
     /// Submits one call.
@@ -98,25 +111,38 @@ impl Rehearsal {
     ) -> std::result::Result<(), LaunchError> {
         // As a caller would: the rows of one call are let go before the next.
         self.held = None;
+        let stream = self.timeline.stream();
+        self.calls += 1;
         // SAFETY: the buffer is this object's, written only by its methods on this stream, and not
         // freed before the stream has come to its end.
         let local = unsafe { DeviceRows::new(self.local.address(), self.local.bytes()) };
+        let mut delivered = self.out.address();
         match delivery {
             Delivery::CopyOut => {
                 // SAFETY: as above; it is another buffer.
                 let out = unsafe { DeviceRowsMut::new(self.out.address(), self.out.bytes()) };
                 self.lane
-                    .gather_into(&self.stream, self.shape, local, out, call)?;
+                    .gather_into(stream, self.shape, local, out, call)?;
             }
             Delivery::ZeroCopy => {
-                let held = self.lane.gather(&self.stream, self.shape, local, call)?;
+                let held = self.lane.gather(stream, self.shape, local, call)?;
+                let counted = || self.lane.slot_address(self.calls);
+                delivered = held.address().unwrap_or_else(counted);
                 self.held = Some(held);
             }
+        }
+        if let Some(pass) = &mut self.pass {
+            // SAFETY: the output, as above; or the slot, as large, which the guard keeps until the
+            // next call on this stream.
+            let rows = unsafe { DeviceRows::new(delivered, self.out.bytes()) };
+            pass.submit(stream, rows)?;
         }
         Ok(())
     }
 
-    /// Captures `calls` calls into a graph, in place of an earlier one.
+    /// Captures `calls` calls into a graph, in place of an earlier one. Where a pass follows what is
+    /// lent, this object alone makes calls of the lane from now on: it counts them, to know in which
+    /// slot the rows are, and has a graph for each slot that a replay may begin with.
     ///
     /// # Errors
     /// See [`LaunchError`].
@@ -126,15 +152,23 @@ impl Rehearsal {
         calls: usize,
         call: CallOptions,
     ) -> std::result::Result<(), LaunchError> {
-        // The one before may be under way.
-        self.wait()?;
-        self.graph = None;
-        let stream = self.stream.clone();
-        let capture = stream.begin_capture(CaptureMode::ThreadLocal)?;
-        for _ in 0..calls {
-            self.call(delivery, call)?;
+        let stream = self.timeline.stream().clone();
+        self.timeline.forget()?;
+        self.recorded = self.lane.epoch(&stream)?;
+        self.length = calls;
+        let graphs = match (&self.pass, delivery) {
+            (Some(_), Delivery::ZeroCopy) => self.lane.options().layout.slots,
+            _ => 1,
+        };
+        for first in 0..u64::from(graphs) {
+            self.calls = self.recorded + first;
+            let capture = stream.begin_capture(CaptureMode::ThreadLocal)?;
+            for _ in 0..calls {
+                self.call(delivery, call)?;
+            }
+            self.timeline.keep(capture)?;
         }
-        self.graph = Some(capture.end()?.instantiate()?);
+        self.calls = self.recorded;
         Ok(())
     }
 
@@ -143,13 +177,24 @@ impl Rehearsal {
     /// # Errors
     /// [`CudaError::WrongOrder`] before a [`record`](Rehearsal::record), else the driver's.
     pub fn replay(&mut self) -> Result<()> {
-        let graph = self.graph.as_ref().ok_or(CudaError::WrongOrder {
-            what: "replay",
-            needed: "calls to have been recorded",
-        })?;
-        // SAFETY: what was captured are calls on this object's buffers and lane, which stay until
-        // the stream has come to its end.
-        unsafe { graph.launch(&self.stream) }
+        let graphs = self.timeline.graphs().max(1) as u64;
+        let index = (self.calls - self.recorded) % graphs;
+        // SAFETY: what was captured are calls on this object's buffers, pass and lane, which go
+        // after the timeline; a pass is replaced only when the graphs were forgotten.
+        unsafe { self.timeline.replay(index as usize) }?;
+        self.calls += self.length as u64;
+        if let Some(held) = &mut self.held {
+            held.replayed();
+        }
+        if let Some(pass) = &mut self.pass {
+            pass.replayed();
+        }
+        Ok(())
+    }
+
+    /// Lets the slot of the last call go, for what others submit on the same lane.
+    pub fn release(&mut self) {
+        self.held = None;
     }
 
     /// Marks this point of the stream, for [`laps`](Rehearsal::laps).
@@ -157,13 +202,7 @@ impl Rehearsal {
     /// # Errors
     /// The driver's.
     pub fn mark(&mut self) -> Result<()> {
-        let event = match self.spare.pop() {
-            Some(event) => event,
-            None => Event::with_timing(self.stream.context())?,
-        };
-        event.record(&self.stream)?;
-        self.marks.push(event);
-        Ok(())
+        self.timeline.mark()
     }
 
     /// Waits, and gives the times from each mark to the next. The marks are gone then.
@@ -171,17 +210,7 @@ impl Rehearsal {
     /// # Errors
     /// The driver's.
     pub fn laps(&mut self) -> Result<Vec<Duration>> {
-        self.wait()?;
-        let marks = std::mem::take(&mut self.marks);
-        let lap = |pair: &[Event]| {
-            let milliseconds = pair[1].elapsed_ms_since(&pair[0])?;
-            Ok(Duration::from_secs_f64(
-                f64::from(milliseconds.max(0.0)) / 1e3,
-            ))
-        };
-        let laps = marks.windows(2).map(lap).collect();
-        self.spare.extend(marks);
-        laps
+        self.timeline.laps()
     }
 
     /// Waits until everything submitted has finished.
@@ -189,7 +218,7 @@ impl Rehearsal {
     /// # Errors
     /// The driver's, among them the failure of an earlier launch.
     pub fn wait(&self) -> Result<()> {
-        self.stream.synchronize()
+        self.timeline.wait()
     }
 
     /// Waits, and reads what the last call delivered: `[world_size · rows, row_bytes]`. After a
@@ -203,21 +232,25 @@ impl Rehearsal {
             let expected = format!("{} bytes", self.out.bytes());
             return Err(CudaError::invalid("gathered rows", expected, to.len()));
         }
-        let Some(held) = &self.held else {
-            return self.out.download(&self.stream, 0, to);
-        };
-        let address = match held.address() {
-            Some(address) => address,
-            None => {
-                let mut word = [0; 8];
-                // SAFETY: a word of the lane's state, which the guard keeps.
-                unsafe { copy::download(&self.stream, &mut word, held.address_word()) }?;
-                u64::from_ne_bytes(word)
-            }
-        };
-        // SAFETY: the slot that the call delivered into, as large as the rows of all ranks, in
-        // memory that the guard keeps.
-        unsafe { copy::download(&self.stream, to, address) }
+        let stream = self.timeline.stream();
+        match &self.held {
+            Some(held) => held.read(stream, 0, to),
+            None => self.out.download(stream, 0, to),
+        }
+    }
+
+    /// Waits, and reads what the pass of the last call has placed, from byte `offset` of the planes
+    /// on, which lie one behind the other.
+    ///
+    /// # Errors
+    /// [`CudaError::WrongOrder`] where there was no pass, [`CudaError::InvalidArgument`] past the
+    /// planes' end, else the driver's.
+    pub fn read_placed(&self, offset: usize, to: &mut [u8]) -> Result<()> {
+        let pass = self.pass.as_ref().ok_or(CudaError::WrongOrder {
+            what: "read",
+            needed: "calls to be followed by a pass",
+        })?;
+        pass.read(self.timeline.stream(), offset, to)
     }
 }
 
@@ -227,15 +260,5 @@ impl fmt::Debug for Rehearsal {
             .field("lane", &self.lane)
             .field("shape", &self.shape)
             .finish_non_exhaustive()
-    }
-}
-
-impl Drop for Rehearsal {
-    fn drop(&mut self) {
-        // The first wait may end early and tell of a failed launch. A second failure comes from a
-        // context that executes nothing more.
-        if self.wait().is_err() {
-            let _ = self.wait();
-        }
     }
 }

@@ -129,10 +129,22 @@ impl KvGather {
         layout: &FinalLayout,
     ) -> Result<Planes, GatherError> {
         let lane = self.ready(ubatch)?;
-        let (format, ours) = (layout.format(), self.workspace.format());
-        let becomes = rows
-            .scale()
-            .map(|_| RowFormat::new(DType::BF16, format.dim()));
+        self.check_final(layout.format(), rows.scale())?;
+        let held = lane
+            .place(stream, layout.placement(), rows, self.placing(lane))
+            .map_err(|error| self.explain(error, ubatch))?;
+        let spans = layout.spans(self.workspace.capacity_rows());
+        Ok(Planes { held, spans })
+    }
+
+    /// Refuses a layout of rows that the workspace does not have, and a scale that none can have.
+    pub(super) fn check_final(
+        &self,
+        format: RowFormat,
+        scale: Option<f32>,
+    ) -> Result<(), GatherError> {
+        let ours = self.workspace.format();
+        let becomes = scale.map(|_| RowFormat::new(DType::BF16, format.dim()));
         if format != ours || becomes.is_some_and(|becomes| becomes != ours) {
             let got = becomes.filter(|_| format == ours).unwrap_or(format);
             return Err(invalid(
@@ -141,14 +153,10 @@ impl KvGather {
                 got,
             ));
         }
-        if let Some(scale) = rows.scale().filter(|scale| !scale.is_finite()) {
-            return Err(invalid("scale", "a finite number".into(), scale));
+        match scale.filter(|scale| !scale.is_finite()) {
+            None => Ok(()),
+            Some(scale) => Err(invalid("scale", "a finite number".into(), scale)),
         }
-        let held = lane
-            .place(stream, layout.placement(), rows, self.placing(lane))
-            .map_err(|error| self.explain(error, ubatch))?;
-        let spans = layout.spans(self.workspace.capacity_rows());
-        Ok(Planes { held, spans })
     }
 
     /// Whether all calls that have run so far delivered.
@@ -237,7 +245,7 @@ impl KvGather {
     }
 
     /// How a call goes that puts rows in their final places.
-    fn placing(&self, lane: &Lane) -> CallOptions {
+    pub(super) fn placing(&self, lane: &Lane) -> CallOptions {
         CallOptions {
             route: route(self.workspace.way()),
             max_blocks: self.workspace.max_blocks(),
@@ -264,7 +272,7 @@ impl KvGather {
     }
 
     /// The lane of a ubatch, unless this generation is over.
-    fn ready(&self, ubatch: usize) -> Result<&Arc<Lane>, GatherError> {
+    pub(super) fn ready(&self, ubatch: usize) -> Result<&Arc<Lane>, GatherError> {
         let lane = self.workspace.lane(ubatch).ok_or_else(|| {
             invalid(
                 "ubatch",
@@ -329,7 +337,7 @@ impl KvGather {
 /// Dropping it releases the slot for what comes after on the gather's own stream. Work on another
 /// stream that reads the rows is waited for by [`release_after`](Gathered::release_after).
 #[derive(Debug)]
-pub struct Gathered(Held);
+pub struct Gathered(pub(super) Held);
 
 impl Gathered {
     /// The call of its ubatch that delivers these rows, from 1. `None` where the call was captured:

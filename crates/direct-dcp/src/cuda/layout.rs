@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use direct_dcp_cuda::gather::{DevicePlacement, Held};
-use direct_dcp_cuda::{Context, Stream};
+use direct_dcp_cuda::{Context, CudaError, Stream};
 
 use crate::error::{GatherError, from_cuda};
 use crate::format::RowFormat;
@@ -22,14 +22,7 @@ impl FinalLayout {
     /// # Errors
     /// [`GatherError::Driver`].
     pub fn new(context: &Context, layout: &crate::FinalLayout) -> Result<Self, GatherError> {
-        let placement = layout.placement();
-        let device = DevicePlacement::new(
-            context,
-            &placement.places(),
-            placement.total_rows(),
-            placement.planes(),
-            placement.digest(),
-        );
+        let device = upload(context, layout);
         Ok(FinalLayout {
             placement: device.map_err(|error| from_cuda(&error))?,
             layout: layout.clone(),
@@ -57,6 +50,21 @@ impl FinalLayout {
     pub(super) fn spans(&self, capacity_rows: usize) -> Vec<Range<usize>> {
         self.layout.spans(capacity_rows)
     }
+}
+
+/// The placement of `layout`, in the memory of a device.
+pub(super) fn upload(
+    context: &Context,
+    layout: &crate::FinalLayout,
+) -> Result<DevicePlacement, CudaError> {
+    let placement = layout.placement();
+    DevicePlacement::new(
+        context,
+        &placement.places(),
+        placement.total_rows(),
+        placement.planes(),
+        placement.digest(),
+    )
 }
 
 /// The result of a gather in its final layout, in a slot of this rank's device, lent as

@@ -28,6 +28,7 @@
 //! ```
 
 mod choice;
+mod final_rehearsal;
 mod gather;
 mod layout;
 mod memory;
@@ -36,6 +37,7 @@ mod outlook;
 mod pipeline;
 mod rehearsal;
 mod watcher;
+mod window_rehearsal;
 mod workspace;
 
 pub use direct_dcp_cuda::gather::{Delivery, DeviceRows, DeviceRowsMut, PlacedRows};
@@ -43,9 +45,11 @@ pub use direct_dcp_cuda::{
     Capture, CaptureMode, Context, CudaError, Device, DeviceBuffer, Driver, Event, ExecutableGraph,
     Graph, Stream,
 };
+pub use final_rehearsal::FinalRehearsal;
 pub use gather::{Gathered, KvGather};
 pub use layout::{FinalLayout, Planes};
 pub use outlook::{Outlook, multicast_forbidden_by};
 pub use pipeline::{Pipeline, Ticket};
 pub use rehearsal::Rehearsal;
+pub use window_rehearsal::WindowRehearsal;
 pub use workspace::Workspace;

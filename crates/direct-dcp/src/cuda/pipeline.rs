@@ -116,6 +116,17 @@ impl Pipeline {
     /// was not acquired and released. [`GatherError::Unsupported`] where `stream` is captured into a
     /// graph, in which a later gather would move the address of an earlier window.
     pub fn submit(&mut self, stream: &Stream, local: DeviceRows) -> Result<Ticket, GatherError> {
+        self.submit_by(stream, |gather, ubatch, side| {
+            gather.gather(ubatch, side, local)
+        })
+    }
+
+    /// The same of a gather that `gather` submits.
+    pub(super) fn submit_by(
+        &mut self,
+        stream: &Stream,
+        gather: impl FnOnce(&KvGather, usize, &Stream) -> Result<Gathered, GatherError>,
+    ) -> Result<Ticket, GatherError> {
         let cuda = |error: CudaError| from_cuda(&error);
         if stream.is_capturing().map_err(cuda)? {
             return Err(GatherError::Unsupported {
@@ -129,7 +140,7 @@ impl Pipeline {
         self.windows.next();
         self.ready.record(stream).map_err(cuda)?;
         self.side.wait(&self.ready).map_err(cuda)?;
-        let gathered = self.gather.gather(self.ubatch, &self.side, local)?;
+        let gathered = gather(&self.gather, self.ubatch, &self.side)?;
         if done.record(&self.side).is_err() {
             // The window is under way, and nobody could wait for it later.
             self.side.synchronize().map_err(cuda)?;

@@ -1,12 +1,16 @@
 //! Gathers of rows that the host has: for checks and benchmarks.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use direct_dcp_cuda::gather::{self, Delivery, Lane, LaunchError};
+use direct_dcp_cuda::CudaError;
+use direct_dcp_cuda::gather::{self, Delivery, Lane, LaunchError, Pass};
 
 use super::gather::KvGather;
+use super::layout::upload;
 use crate::error::{GatherError, from_cuda, invalid};
+use crate::layout::FinalLayout;
 
 /// A gather with what its callers have: a stream, device memory for rows, a graph of calls.
 ///
@@ -32,6 +36,8 @@ pub struct Rehearsal<'a> {
     ubatch: usize,
     lane: &'a Arc<Lane>,
     inner: gather::Rehearsal,
+    /// Where each plane of the pass begins and ends.
+    spans: Vec<Range<usize>>,
 }
 
 impl<'a> Rehearsal<'a> {
@@ -51,7 +57,41 @@ impl<'a> Rehearsal<'a> {
             ubatch,
             lane,
             inner: inner.map_err(|error| from_cuda(&error))?,
+            spans: Vec::new(),
         })
+    }
+
+    /// Has each call followed by what a caller does with rows that arrive rank by rank: one launch
+    /// that reads the rows of all ranks where the call delivered them, and copies each to its place
+    /// in planes in other memory, which drops padding, puts the rows in order and splits them.
+    /// `layout` is of world_size · T rows, those of rank after rank.
+    ///
+    /// It allocates, as [`new`](Rehearsal::new) does. Once zero-copy calls with a pass are recorded,
+    /// nothing else makes calls on the ubatch: they are counted, to know which slot each has.
+    ///
+    /// # Errors
+    /// [`GatherError::InvalidArgument`] or [`GatherError::Driver`].
+    pub fn set_pass(&mut self, layout: &FinalLayout) -> Result<(), GatherError> {
+        let (ranks, format) = (
+            self.gather.workspace().group().world_size(),
+            self.gather.workspace().format(),
+        );
+        let rows = self.inner.shape().rows as usize * ranks;
+        if layout.local_rows() != rows || layout.format() != format {
+            let got = format!("{} of {}", layout.local_rows(), layout.format());
+            return Err(invalid(
+                "layout of rows",
+                format!("{rows} of {format}"),
+                got,
+            ));
+        }
+        let pass = upload(self.gather.workspace().context(), layout).and_then(|placement| {
+            Pass::new(self.lane, placement, self.gather.workspace().max_blocks())
+        });
+        let set = pass.and_then(|pass| self.inner.set_pass(pass));
+        set.map_err(|error| from_cuda(&error))?;
+        self.spans = layout.spans(layout.total_rows());
+        Ok(())
     }
 
     /// Sets this rank's rows, all of them.
@@ -109,6 +149,11 @@ impl<'a> Rehearsal<'a> {
         self.inner.replay().map_err(|error| from_cuda(&error))
     }
 
+    /// Lets the slot of the last call go, for calls that others make on the same ubatch.
+    pub fn release(&mut self) {
+        self.inner.release();
+    }
+
     /// Marks this point of the stream, for [`laps`](Rehearsal::laps).
     ///
     /// # Errors
@@ -144,7 +189,32 @@ impl<'a> Rehearsal<'a> {
         Ok(rows)
     }
 
+    /// Waits, and reads the planes that the last call's [pass](Rehearsal::set_pass) made, each
+    /// `[total_rows, plane_bytes]`.
+    ///
+    /// # Errors
+    /// As [`KvGather::wait`].
+    pub fn read_planes(&mut self) -> Result<Vec<Vec<u8>>, GatherError> {
+        self.inner.wait().map_err(|error| from_cuda(&error))?;
+        self.gather.check()?;
+        read_spans(&self.spans, |offset, to| self.inner.read_placed(offset, to))
+    }
+
     fn explain(&self, error: LaunchError) -> GatherError {
         self.gather.explain(error, self.ubatch)
     }
+}
+
+/// The bytes of each span; where there is none, at least whether they could be read.
+pub(super) fn read_spans(
+    spans: &[Range<usize>],
+    read: impl Fn(usize, &mut [u8]) -> Result<(), CudaError>,
+) -> Result<Vec<Vec<u8>>, GatherError> {
+    read(0, &mut []).map_err(|error| from_cuda(&error))?;
+    let read = |span: &Range<usize>| {
+        let mut plane = vec![0; span.len()];
+        read(span.start, &mut plane).map_err(|error| from_cuda(&error))?;
+        Ok(plane)
+    };
+    spans.iter().map(read).collect()
 }

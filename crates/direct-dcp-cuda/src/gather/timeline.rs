@@ -1,0 +1,109 @@
+//! A stream with what a rehearsal does on it: points that are timed, and graphs of calls.
+#![allow(unsafe_code)] // launches of graphs
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::context::Context;
+use crate::error::{CudaError, Result};
+use crate::event::Event;
+use crate::graph::{Capture, ExecutableGraph};
+use crate::stream::Stream;
+
+/// A stream, and graphs that are launched on no other. What it was given to do is over when it is
+/// dropped, so it goes before everything that its work uses.
+#[derive(Debug)]
+pub(super) struct Timeline {
+    graphs: Vec<ExecutableGraph>,
+    marks: Vec<Event>,
+    /// Events of marks that are gone, so that a mark in a timed loop creates none.
+    spare: Vec<Event>,
+    stream: Arc<Stream>,
+}
+
+impl Timeline {
+    pub(super) fn new(context: &Context) -> Result<Self> {
+        Ok(Timeline {
+            graphs: Vec::new(),
+            marks: Vec::new(),
+            spare: Vec::new(),
+            stream: Arc::new(Stream::new(context)?),
+        })
+    }
+
+    pub(super) fn stream(&self) -> &Arc<Stream> {
+        &self.stream
+    }
+
+    /// Waits, and forgets the graphs.
+    pub(super) fn forget(&mut self) -> Result<()> {
+        self.wait()?;
+        self.graphs.clear();
+        Ok(())
+    }
+
+    /// Keeps what was captured, to be launched, beside what was kept before.
+    pub(super) fn keep(&mut self, capture: Capture<'_>) -> Result<()> {
+        self.graphs.push(capture.end()?.instantiate()?);
+        Ok(())
+    }
+
+    /// How many graphs there are.
+    pub(super) fn graphs(&self) -> usize {
+        self.graphs.len()
+    }
+
+    /// Submits a graph once more.
+    ///
+    /// # Safety
+    /// What was captured uses memory that stays until this timeline is dropped, or forgets it.
+    pub(super) unsafe fn replay(&self, index: usize) -> Result<()> {
+        let graph = self.graphs.get(index).ok_or(CudaError::WrongOrder {
+            what: "replay",
+            needed: "calls to have been recorded",
+        })?;
+        // SAFETY: the caller's promise; `forget` and the drop wait for this stream.
+        unsafe { graph.launch(&self.stream) }
+    }
+
+    /// Marks this point of the stream.
+    pub(super) fn mark(&mut self) -> Result<()> {
+        let event = match self.spare.pop() {
+            Some(event) => event,
+            None => Event::with_timing(self.stream.context())?,
+        };
+        event.record(&self.stream)?;
+        self.marks.push(event);
+        Ok(())
+    }
+
+    /// Waits, and gives the times from each mark to the next. The marks are gone then.
+    pub(super) fn laps(&mut self) -> Result<Vec<Duration>> {
+        self.wait()?;
+        let marks = std::mem::take(&mut self.marks);
+        let lap = |pair: &[Event]| {
+            let milliseconds = pair[1].elapsed_ms_since(&pair[0])?;
+            Ok(Duration::from_secs_f64(
+                f64::from(milliseconds.max(0.0)) / 1e3,
+            ))
+        };
+        let laps = marks.windows(2).map(lap).collect();
+        self.spare.extend(marks);
+        laps
+    }
+
+    /// Waits until everything submitted has finished.
+    pub(super) fn wait(&self) -> Result<()> {
+        self.stream.synchronize()
+    }
+}
+
+impl Drop for Timeline {
+    fn drop(&mut self) {
+        // The first wait may end early and tell of a failed launch. A second failure comes from a
+        // context that executes nothing more.
+        if self.wait().is_err() {
+            let _ = self.wait();
+        }
+    }
+}
