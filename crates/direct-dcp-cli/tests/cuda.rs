@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Ended, assert_same_tensor, command, example, finish, run};
+use common::{Ended, assert_same_tensor, command, example, finish, on_gpus, run};
 use direct_dcp_fake_cuda::library_path;
 use direct_dcp_fake_gpu::variables as fake_gpu;
 use serde_json::Value;
@@ -16,18 +16,6 @@ fn with_fake(args: &[&str], variables: &[(&str, &str)]) -> Ended {
         command.env(name, value);
     }
     finish(command.spawn().unwrap())
-}
-
-/// Runs with fake GPUs that have the kernels, and succeeds without a complaint.
-#[track_caller]
-fn on_gpus(devices: &str, args: &[&str], variables: &[(&str, &str)]) -> String {
-    let mut command = command();
-    command.args(args).env("DIRECT_DCP_FAKE_DEVICES", devices);
-    command.envs(fake_gpu());
-    for (name, value) in variables {
-        command.env(name, value);
-    }
-    finish(command.spawn().unwrap()).success()
 }
 
 #[track_caller]

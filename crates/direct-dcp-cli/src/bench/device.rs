@@ -1,12 +1,12 @@
 //! What every rank does in a benchmark on GPUs.
 
-use super::clock::{agree_on_start, wait_until, word};
+use super::clock::word;
+use super::device_loop::{meet, slowest, sum, time, warm_up};
 use super::measure::{Mode, POISON, Task};
 use super::round::Row;
 use super::{Found, pattern};
 use crate::gpu;
 use crate::ranks::{Emit, Message, RankError};
-use crate::report::{median, p99};
 use direct_dcp::cuda::{
     Context, CudaError, Delivery, Device, Driver, KvGather, Rehearsal, Workspace,
 };
@@ -19,7 +19,7 @@ use std::time::Duration;
 const COPY_BYTES: usize = 256 << 20;
 
 /// How long a call waits for its peers. Nothing that a benchmark does takes so long.
-const TIMEOUT: Duration = Duration::from_secs(60);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What is asked of GPUs only.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -153,34 +153,29 @@ struct Case<'a> {
 impl Case<'_> {
     fn measure(&mut self, rows: usize, mode: Mode, copies: &Copies) -> Result<Row, RankError> {
         let ranks = self.group.world_size();
+        let (task, gpu, group) = (self.task, self.gpu, self.group);
         let delivery = Delivery::from(mode);
         self.wrong = 0;
         self.refill()?;
-        for _ in 0..self.task.warmup {
-            self.rehearsal.call(delivery)?;
-            self.meet()?;
-        }
-        if self.gpu.launches.is_some() {
-            self.rehearsal.record(delivery, self.task.iters)?;
-        }
-        let mut times = Vec::with_capacity(self.task.loops);
-        for left in (0..self.task.loops).rev() {
+        warm_up((&mut self.rehearsal, delivery), task, gpu, group)?;
+        let mut times = Vec::with_capacity(task.loops);
+        for left in (0..task.loops).rev() {
             // Rows that no call before has delivered, and a look at every byte of every rank, which
             // for large rows takes the host far longer than all loops take the device: once, after
             // the last.
-            match left {
-                0 => {
-                    self.refill()?;
-                    times.push(self.time(delivery)?);
-                    self.check()?;
-                }
-                _ => {
-                    times.push(self.time(delivery)?);
-                    self.meet()?;
-                }
+            if left == 0 {
+                self.refill()?;
             }
+            times.push(time((&mut self.rehearsal, delivery), task, gpu, group)?);
+            if left == 0 && task.check {
+                let rows = self.rehearsal.read()?;
+                self.wrong += pattern::wrong(&rows, self.seed, ranks);
+            }
+            // Nobody goes on before all have looked.
+            meet(&mut (&mut self.rehearsal, delivery), group)?;
         }
-        let (time, tail, wrong) = self.exchange(&mut times)?;
+        let (time, tail) = slowest(group, &mut times)?;
+        let wrong = sum(group, self.wrong)?;
         let size = (ranks * self.local.len()) as u64;
         let floor = copies.floor(self.local.len(), ranks);
         let algbw = size as f64 / time;
@@ -197,7 +192,7 @@ impl Case<'_> {
             ceiling_us: floor / 1e3,
             ratio: time / floor,
             stored: None,
-            wrong: self.task.check.then_some(wrong),
+            wrong: task.check.then_some(wrong),
         })
     }
 
@@ -210,49 +205,6 @@ impl Case<'_> {
         }
     }
 
-    /// Collective: nanoseconds of one call in a loop, on this rank's stream.
-    fn time(&mut self, delivery: Delivery) -> Result<f64, RankError> {
-        let start = agree_on_start(self.group, 1)?;
-        wait_until(start, false);
-        // What the hosts' starts differ by is over when this has been delivered.
-        self.rehearsal.call(delivery)?;
-        self.rehearsal.mark()?;
-        let launches = match self.gpu.launches {
-            Some(launches) => {
-                for _ in 0..launches {
-                    self.rehearsal.replay()?;
-                }
-                launches
-            }
-            None => {
-                for _ in 0..self.task.iters {
-                    self.rehearsal.call(delivery)?;
-                }
-                1
-            }
-        };
-        self.rehearsal.mark()?;
-        let laps = self.rehearsal.laps()?;
-        let lap = laps.first().copied().unwrap_or_default();
-        Ok(lap.as_secs_f64() * 1e9 / (launches * self.task.iters) as f64)
-    }
-
-    /// Collective: counts wrong bytes of what the last call delivered. Nobody goes on before all
-    /// have looked.
-    fn check(&mut self) -> Result<(), RankError> {
-        if self.task.check {
-            let rows = self.rehearsal.read()?;
-            self.wrong += pattern::wrong(&rows, self.seed, self.group.world_size());
-        }
-        self.meet()
-    }
-
-    /// Collective: waits for what was submitted. A loop that failed on the device does not count.
-    fn meet(&mut self) -> Result<(), RankError> {
-        self.rehearsal.laps()?;
-        Ok(self.group.barrier()?)
-    }
-
     /// New rows to send, and nothing of the old ones where they are copied to.
     fn refill(&mut self) -> Result<(), RankError> {
         if self.task.check || self.seed == 0 {
@@ -262,26 +214,5 @@ impl Case<'_> {
             self.rehearsal.fill_out(POISON)?;
         }
         Ok(())
-    }
-
-    /// Collective: over all ranks, the largest of the medians, the 99th percentile of all loops,
-    /// and the wrong bytes.
-    fn exchange(&self, times: &mut [f64]) -> Result<(f64, f64, u64), RankError> {
-        times.sort_unstable_by(f64::total_cmp);
-        let words = [median(times).to_bits(), self.wrong];
-        let words = words
-            .into_iter()
-            .chain(times.iter().map(|time| time.to_bits()));
-        let own: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
-        let (mut slowest, mut wrong, mut all) = (0.0_f64, 0, Vec::new());
-        for bytes in self.group.all_gather(&own)? {
-            let mut words = bytes.chunks(8).filter_map(word);
-            slowest = slowest.max(words.next().map_or(0.0, f64::from_bits));
-            wrong += words.next().unwrap_or_default();
-            all.extend(words.map(f64::from_bits));
-        }
-        all.sort_unstable_by(f64::total_cmp);
-        // Times of an event's resolution at least, or the rates would be infinite.
-        Ok((slowest.max(1.0), p99(&all), wrong))
     }
 }

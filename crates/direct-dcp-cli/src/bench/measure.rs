@@ -5,7 +5,7 @@ use super::clock::{agree_on_start, now, wait_until, word};
 use super::device::{self, Gpu};
 use super::round::{Measured, Round, Row};
 use super::split::Split;
-use super::{Found, pattern, pipeline, request_major};
+use super::{Found, device_pipeline, device_request_major, pattern, pipeline, request_major};
 use crate::machine;
 use crate::ranks::{Emit, Message, RankError, WayChoice};
 use crate::tuning::Table;
@@ -31,6 +31,16 @@ pub(crate) enum Mode {
     CopyOut,
     /// Rows are lent where they arrived: `gather`.
     ZeroCopy,
+}
+
+impl Mode {
+    /// How often a byte of a gather is stored to the memory of a rank.
+    pub(super) fn arrivals(self) -> u64 {
+        match self {
+            Mode::CopyOut => 2,
+            Mode::ZeroCopy => 1,
+        }
+    }
 }
 
 impl From<Mode> for Delivery {
@@ -88,9 +98,14 @@ impl Task {
     /// The host memory that all ranks need together, at most; none if it cannot be counted.
     pub(super) fn memory(&self, ranks: usize) -> Option<usize> {
         if self.gpu.is_some() {
-            // The rank's rows, and what is read back to be checked.
+            // The rank's rows, what is read back to be checked, and in final layout what that has to
+            // be.
             let most = self.rows.iter().max()?.checked_mul(self.row_bytes)?;
-            return most.checked_mul(ranks.checked_add(1)?)?.checked_mul(ranks);
+            let slices = match self.request_major {
+                Some(_) => ranks.checked_mul(2)?,
+                None => ranks,
+            };
+            return most.checked_mul(slices.checked_add(1)?)?.checked_mul(ranks);
         }
         let mut most = 0;
         for &rows in &self.rows {
@@ -114,8 +129,16 @@ impl Task {
         let rows = *self.rows.iter().max()?;
         let slice = rows.checked_mul(self.row_bytes)?;
         let options = self.options(rows.checked_mul(ranks)?, WayChoice::Auto, None);
+        // Slices for which a rank has room: its own, and what is copied out.
+        let (options, slices) = match (&self.request_major, self.pipeline) {
+            // Its own twice, and what passes make in turns. Places are a word for each row.
+            (Some(_), _) => (options.ubatches(2), ranks.checked_mul(4)?.checked_add(2)?),
+            // Of two workspaces, its own, and what a reader copies.
+            (None, true) => (options.slots(5), ranks.checked_mul(4)?.checked_add(2)?),
+            (None, false) => (options, ranks.checked_add(1)?),
+        };
         let shared = options.device_bytes(ranks).ok()?;
-        shared.checked_add(slice.checked_mul(ranks.checked_add(1)?)?)
+        shared.checked_add(slice.checked_mul(slices)?)
     }
 
     pub(super) fn options(
@@ -141,13 +164,18 @@ impl Task {
     /// One rank's part.
     pub(crate) fn run(&self, group: &Group, emit: &mut Emit<'_>) -> Result<(), RankError> {
         if self.pipeline {
-            return pipeline::measure(self, group, emit);
+            return match self.gpu {
+                Some(gpu) => device_pipeline::measure(self, gpu, group, emit),
+                None => pipeline::measure(self, group, emit),
+            };
         }
-        if let Some(gpu) = self.gpu {
-            return device::run(self, gpu, group, emit);
-        }
-        if let Some(split) = &self.request_major {
-            return request_major::run(self, split, group, emit);
+        match (self.gpu, &self.request_major) {
+            (Some(gpu), Some(split)) => {
+                return device_request_major::run(self, split, gpu, group, emit);
+            }
+            (Some(gpu), None) => return device::run(self, gpu, group, emit),
+            (None, Some(split)) => return request_major::run(self, split, group, emit),
+            (None, None) => {}
         }
         for &way in &self.ways {
             for &rows in &self.rows {

@@ -5,22 +5,30 @@
 //! | `mod` | the command line |
 //! | `measure` | what every rank does on CPUs |
 //! | `device` | what every rank does on GPUs |
+//! | `device_loop` | loops between two points of a stream |
 //! | `request_major` | what every rank does for gathers in final layout, and what they replace |
+//! | `device_request_major` | the same on GPUs |
 //! | `split` | the requests and planes of those |
+//! | `arrival` | what has to arrive of them |
 //! | `round` | rounds of loops, and what comes out of them |
 //! | `ceiling` | the plain copies |
 //! | `clock` | one time for all ranks, and loops that start together |
 //! | `printer` | what is printed |
 //! | `pattern` | random rows that any rank can check |
 //! | `pipeline` | windows that are gathered while earlier ones are read |
+//! | `device_pipeline` | the same on GPUs |
 //! | `trace` | a trace of requests, and what each finds in the cache |
 //! | `replay` | the gathers that a trace comes to |
 //! | `timed` | making them |
 //! | `tune` | which way is fastest for which size, as a table |
 
+mod arrival;
 mod ceiling;
 mod clock;
 mod device;
+mod device_loop;
+mod device_pipeline;
+mod device_request_major;
 mod measure;
 mod pattern;
 mod pipeline;
@@ -80,17 +88,24 @@ floor    in place of the ceiling, at the rate of plain device-to-device copies i
 With --layout request-major the rows are those of a few requests, each with padding:
 
 time     of gathers in final layout, which store each valid row once, where it belongs
-staged   in place of the ceiling, what they replace: a gather rank by rank with padding, and then a
-         pass over what arrived, which drops the padding, puts the rows in order and splits them into
-         planes; in loops that take turns with the others, by the same thread of each rank. --mode
-         says whether that gather copies out or lends
+staged   in place of the ceiling or the floor, what they replace: a gather rank by rank with padding,
+         and then a pass over what arrived, which drops the padding, puts the rows in order and splits
+         them into planes; in loops that take turns with the others. --mode says whether that gather
+         copies out or lends. On CPUs the pass is made by the same thread of each rank. On GPUs it is
+         one launch on the same stream, and in the same graph, that reads each valid row once, by the
+         widest accesses that fit, and writes it once, to other memory of the device: the kernel of
+         gathers in final layout, for this rank alone. Engines take one launch or more for it
 
 With --trace no sizes are timed. The context of each request, which is what earlier requests left in
 the cache, is cut into gathers, and what those move is counted. With --time they are made as well, in
 final layout, and what is counted where the rows arrive has to be what was planned.
 
 With --pipeline windows are gathered by a thread of their own while the rank reads earlier ones, by as
-many copies as take as long: with 2 slots, where both take turns, and with 3, where they overlap.
+many copies as take as long: with 2 slots, where both take turns, and with 3, where they overlap. On
+GPUs they are gathered on a stream of their own, and read on another by a launch of 8 blocks, which
+leaves multiprocessors to the gathers, and copies as much of the window as takes as long. That part
+(copies) is found out in the run. Times are of a window, between two events on the reader's stream, on
+the slowest rank. Windows have to be large for the host to submit them as fast: 50 us and more.
 
 With --tune the ways that the backend has are measured for each size and mode, in loops that take
 turns, and the fastest of each are written to a file, which --tuning, or a program, has a group go by.
@@ -102,7 +117,9 @@ Examples:
   direct-dcp bench -b 1K -e 16M -f 4 -n 50 --backend processes --format csv
   direct-dcp bench --backend cuda --ranks 4 -G 20 --way push,pull,staged
   direct-dcp bench --layout request-major --planes 1024,128 --rows 128,1024,4096
+  direct-dcp bench --layout request-major --planes 1024,128 --backend cuda --way push -G 5
   direct-dcp bench --pipeline --ranks 2 --rows 1024,4096 --blocks 1
+  direct-dcp bench --pipeline --backend cuda --ranks 2 --rows 65536
   direct-dcp bench --tune h200.tuning --backend cuda --ranks 4 -G 20 --rows 1,128,1024,4096
   direct-dcp bench --tuning h200.tuning --backend cuda --ranks 4 -G 20
   direct-dcp bench --trace conversation.jsonl --ranks 8 --interleave 16
@@ -249,11 +266,6 @@ pub(crate) fn run(args: &Args) -> Result<(), Error> {
             "--way copy-engine cannot be captured into a graph; leave out --cudagraph".into(),
         ));
     }
-    if args.pipeline && args.backend.on_gpus() {
-        return Err(Error::Failed(
-            "--pipeline is for CPUs; use it with --backend threads or processes".into(),
-        ));
-    }
     if let Some(path) = &args.tune {
         return tune::run(args, path);
     }
@@ -305,7 +317,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Error> {
     }
 
     if args.pipeline {
-        return pipeline::run(args, task);
+        return pipeline::run(args, task, gpus.as_ref());
     }
     let progress = progress(task.cases() as u64);
     let printer = Printer::new(args, &task, gpus);

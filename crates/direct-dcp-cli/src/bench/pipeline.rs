@@ -1,10 +1,12 @@
 //! `bench --pipeline`: windows that are gathered while earlier ones are read, with two slots, where
-//! both take turns, against three, where they overlap.
+//! both take turns, against three, where they overlap. What is printed, and what every rank does on
+//! CPUs.
 
 use super::clock::{agree_on_start, now, wait_until, word};
 use super::measure::Task;
 use super::{Args, Format, pattern};
 use crate::error::Error;
+use crate::gpu::Gpus;
 use crate::machine;
 use crate::ranks::{self, Emit, Message, RankError, WayChoice};
 use crate::report::{self, Table, median, micros};
@@ -17,20 +19,21 @@ use std::sync::Arc;
 
 /// What was measured, in microseconds of each window.
 #[derive(Debug, Serialize, Deserialize)]
-struct Row {
-    size: u64,
-    rows: usize,
-    way: String,
+pub(super) struct Row {
+    pub(super) size: u64,
+    pub(super) rows: usize,
+    pub(super) way: String,
     /// Gathered with three slots, and not read.
-    gather_us: f64,
-    /// Times that a reader copies each window, for the reading to be as long as the gather.
-    copies: usize,
+    pub(super) gather_us: f64,
+    /// Times that a reader copies each window, for the reading to be as long as the gather. On GPUs,
+    /// the part of it that is copied.
+    pub(super) copies: f64,
     /// Gathered and read with two slots.
-    two_slots_us: f64,
+    pub(super) two_slots_us: f64,
     /// Gathered and read with three slots.
-    three_slots_us: f64,
-    ratio: f64,
-    wrong: Option<u64>,
+    pub(super) three_slots_us: f64,
+    pub(super) ratio: f64,
+    pub(super) wrong: Option<u64>,
 }
 
 const HEADERS: [&str; 9] = [
@@ -39,22 +42,32 @@ const HEADERS: [&str; 9] = [
 const UNITS: [&str; 9] = ["(B)", "", "", "(us)", "", "(us)", "(us)", "", ""];
 
 /// Runs the ranks, and prints what they say.
-pub(super) fn run(args: &Args, task: Task) -> Result<(), Error> {
+pub(super) fn run(args: &Args, task: Task, gpus: Option<&Gpus>) -> Result<(), Error> {
     let table = Table::new(&[12, 8, 11, 9, 6, 9, 9, 6, 7], 0);
     match args.format {
         Format::Table => {
+            let place = match gpus {
+                Some(gpus) => gpus.describe(args.ranks),
+                None => format!(
+                    "{} processors, {} threads per rank",
+                    machine::cores(),
+                    task.blocks
+                ),
+            };
             report::line(&format!(
-                "# direct-dcp {}: {} ranks as {}, {} processors, {} threads per rank, rows of {} bytes",
+                "# direct-dcp {}: {} ranks as {}, {place}, rows of {} bytes",
                 env!("CARGO_PKG_VERSION"),
                 args.ranks,
                 args.backend,
-                machine::cores(),
-                task.blocks,
                 args.row_bytes,
             ))?;
+            let read = match gpus {
+                Some(_) => "each read by few blocks, as much of it as takes as long",
+                None => "each read by as many copies as take as long",
+            };
             report::line(&format!(
-                "# median of {} loops of {} windows, per window: gathered only; then each read by as \
-                 many copies as take as long, with 2 and 3 slots; ratio = S=3 / S=2",
+                "# median of {} loops of {} windows, per window: gathered only; then {read}, with 2 \
+                 and 3 slots; ratio = S=3 / S=2",
                 args.loops, args.iters
             ))?;
             report::line(&table.row(&HEADERS))?;
@@ -73,7 +86,7 @@ pub(super) fn run(args: &Args, task: Task) -> Result<(), Error> {
             row.rows.to_string(),
             row.way.clone(),
             micros(row.gather_us),
-            row.copies.to_string(),
+            format!("{}", (row.copies * 1e4).round() / 1e4),
             micros(row.two_slots_us),
             micros(row.three_slots_us),
             format!("{:.2}", row.ratio),
@@ -126,13 +139,19 @@ pub(super) fn measure(task: &Task, group: &Group, emit: &mut Emit<'_>) -> Result
     for &way in &task.ways {
         for &rows in &task.rows {
             let row = Case::new(task, group, way, rows)?.measure()?;
-            if group.rank() == 0 {
-                let text = serde_json::to_string(&row).map_err(|error| error.to_string())?;
-                emit(Message::Text(text))?;
-            }
+            say(group, &row, emit)?;
         }
     }
     Ok(())
+}
+
+/// Rank 0 tells what was measured.
+pub(super) fn say(group: &Group, row: &Row, emit: &mut Emit<'_>) -> Result<(), RankError> {
+    if group.rank() > 0 {
+        return Ok(());
+    }
+    let text = serde_json::to_string(row).map_err(|error| error.to_string())?;
+    emit(Message::Text(text))
 }
 
 /// One rank's part of one row of the result.
@@ -149,7 +168,7 @@ struct Case<'a> {
 }
 
 /// The seed of all rows.
-const SEED: u64 = 1;
+pub(super) const SEED: u64 = 1;
 
 impl<'a> Case<'a> {
     fn new(
@@ -209,7 +228,7 @@ impl<'a> Case<'a> {
             rows: self.local.len() / self.task.row_bytes,
             way: self.two.gather().workspace().way().to_string(),
             gather_us: gather / 1e3,
-            copies,
+            copies: copies as f64,
             two_slots_us: two / 1e3,
             three_slots_us: three / 1e3,
             ratio: three / two,

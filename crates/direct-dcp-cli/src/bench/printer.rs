@@ -14,6 +14,9 @@ use serde_json::{Value, json};
 const STAGED: &str =
     "staged = a gather rank by rank, and a pass that drops padding, reorders and splits";
 
+const TIME_ON_GPUS: &str =
+    "between events around a loop, per call; median of the loops, on the slowest rank";
+
 pub(super) struct Printer<'a> {
     args: &'a Args,
     /// None if the kernels choose.
@@ -41,8 +44,8 @@ impl<'a> Printer<'a> {
     /// What no gather can beat by much, as the columns call it.
     fn bound(&self) -> &'static str {
         match (&self.gpus, &self.requests) {
-            (Some(_), _) => "floor",
-            (None, Some(_)) => "staged",
+            (_, Some(_)) => "staged",
+            (Some(_), None) => "floor",
             (None, None) => "ceiling",
         }
     }
@@ -90,7 +93,7 @@ impl<'a> Printer<'a> {
              median of {} loops of {calls}, per call",
             args.loops
         ))?;
-        if self.gpus.is_some() {
+        if self.gpus.is_some() && self.requests.is_none() {
             // The columns follow when the copies have been timed.
             return Ok(());
         }
@@ -212,16 +215,21 @@ impl<'a> Printer<'a> {
                 "time_is": "first start to last end of a loop on any rank, per call; median of the loops",
                 "ceiling_is": "the same of plain copies of the bytes that a call delivers to each rank",
             }),
-            Some(gpus) => {
-                json!({
-                    "devices": gpus.describe(self.args.ranks),
-                    "cudagraph": self.args.cudagraph,
-                    "copy_gbs": copies.map(|copies| copies.gbs),
-                    "copies_between_devices": copies.map(|copies| copies.across),
-                    "time_is": "between events around a loop, per call; median of the loops, on the slowest rank",
-                    "floor_is": "one device: (W + W x W) slices at 2 x copy_gbs; several: the slices that come in over one device's link at copy_gbs",
-                })
-            }
+            Some(gpus) if self.requests.is_some() => json!({
+                "devices": gpus.describe(self.args.ranks),
+                "cudagraph": self.args.cudagraph,
+                "time_is": TIME_ON_GPUS,
+                "staged_is": STAGED,
+                "request_major": self.requests,
+            }),
+            Some(gpus) => json!({
+                "devices": gpus.describe(self.args.ranks),
+                "cudagraph": self.args.cudagraph,
+                "copy_gbs": copies.map(|copies| copies.gbs),
+                "copies_between_devices": copies.map(|copies| copies.across),
+                "time_is": TIME_ON_GPUS,
+                "floor_is": "one device: (W + W x W) slices at 2 x copy_gbs; several: the slices that come in over one device's link at copy_gbs",
+            }),
         };
         if let (Value::Object(document), Value::Object(more)) = (&mut document, more) {
             document.extend(more);

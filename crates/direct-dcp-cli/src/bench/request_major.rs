@@ -1,9 +1,9 @@
 //! Gathers in final layout, in turns with what they replace: a gather rank by rank, and a pass over
 //! what arrived that drops the padding, puts the rows in order and splits them.
 
+use super::arrival;
 use super::clock::{agree_on_start, now, wait_until};
 use super::measure::{Mode, POISON, Task, say};
-use super::pattern;
 use super::round::{Measured, Round, Row, Stored};
 use super::split::Split;
 use crate::machine;
@@ -68,16 +68,6 @@ impl<'a> Case<'a> {
         let ranks = group.world_size();
         let chunk = split.chunk(rows, Sharding::new(ranks, 1).map_err(text)?)?;
         let map = chunk.row_map(group.rank()).map_err(text)?;
-        let mut runs = Vec::new();
-        for rank in 0..ranks {
-            let map = chunk.row_map(rank).map_err(text)?;
-            runs.extend(map.runs().iter().map(|run| Run {
-                src: rank * rows + run.src,
-                ..*run
-            }));
-        }
-        // Through the result from its start to its end.
-        runs.sort_unstable_by_key(|run| run.dst);
         let slice = rows * task.row_bytes;
         let planes = split.planes.iter();
         let planes: Vec<_> = planes
@@ -92,8 +82,8 @@ impl<'a> Case<'a> {
             mode,
             layout: FinalLayout::new(&map, gather.workspace().format(), &split.planes)
                 .map_err(text)?,
+            runs: arrival::runs(&chunk, rows, ranks).map_err(text)?,
             chunk,
-            runs,
             local: vec![0; slice],
             out: vec![POISON; slice * ranks],
             expected: planes.clone(),
@@ -129,13 +119,9 @@ impl<'a> Case<'a> {
         let wrong = self.task.check.then_some(self.wrong);
         let mut row = measured.row(self.group, self.task, self.rows, self.mode, way, wrong)?;
         let valid = (self.chunk.total_rows() * self.task.row_bytes) as u64;
-        let arrivals = match self.mode {
-            Mode::CopyOut => 2,
-            Mode::ZeroCopy => 1,
-        };
         row.stored = Some(Stored {
             bytes_final: valid,
-            bytes_staged: arrivals * row.size + valid,
+            bytes_staged: self.mode.arrivals() * row.size + valid,
         });
         Ok(row)
     }
@@ -157,7 +143,7 @@ impl<'a> Case<'a> {
             times.push(now());
         }
         if let (true, Some(planes)) = (self.task.check, held) {
-            self.wrong += differences(planes.iter(), &self.expected);
+            self.wrong += arrival::differences(planes.iter(), &self.expected);
         }
         Ok(times)
     }
@@ -182,13 +168,12 @@ impl<'a> Case<'a> {
         let end = now();
         if self.task.check {
             let planes = self.planes.iter().map(Vec::as_slice);
-            self.wrong += differences(planes, &self.expected);
+            self.wrong += arrival::differences(planes, &self.expected);
         }
         Ok((begin, end))
     }
 
-    /// New rows to send, nothing of the old ones where they are put, and what has to arrive: token by
-    /// token, which belong to the ranks in turn.
+    /// New rows to send, nothing of the old ones where they are put, and what has to arrive.
     fn refill(&mut self) {
         if !self.task.check && self.seed > 0 {
             return;
@@ -196,29 +181,14 @@ impl<'a> Case<'a> {
         self.seed += 1;
         self.out.fill(POISON);
         self.planes.iter_mut().for_each(|plane| plane.fill(POISON));
-        let (ranks, row_bytes) = (self.group.world_size(), self.task.row_bytes);
-        for rank in 0..ranks {
-            // All ranks' rows in turn, and last those of this one.
-            let rank = (self.group.rank() + 1 + rank) % ranks;
-            pattern::fill(&mut self.local, self.seed, rank);
-            let (mut first, mut src) = (0, 0);
-            for part in self.chunk.parts() {
-                // The tokens of the ranks before come first.
-                let before = (0..part.len).filter(|token| token % ranks < rank).count();
-                let own = (0..part.len).filter(|token| token % ranks == rank).count();
-                for i in 0..own {
-                    let mut from = &self.local[(src + i) * row_bytes..][..row_bytes];
-                    for (plane, &width) in self.expected.iter_mut().zip(&self.split.planes) {
-                        let (piece, rest) = from.split_at(width);
-                        let to = (first + before + i) * width;
-                        plane[to..to + width].copy_from_slice(piece);
-                        from = rest;
-                    }
-                }
-                first += part.len;
-                src += part.len.div_ceil(ranks);
-            }
-        }
+        arrival::fill(
+            &self.chunk,
+            &self.split.planes,
+            self.seed,
+            (self.group.rank(), self.group.world_size()),
+            &mut self.local,
+            &mut self.expected,
+        );
     }
 }
 
@@ -239,17 +209,4 @@ fn pass(gathered: &[u8], row_bytes: usize, runs: &[Run], widths: &[usize], plane
         }
     }
     std::hint::black_box(planes);
-}
-
-/// How many bytes are not as expected.
-fn differences<'a>(found: impl Iterator<Item = &'a [u8]>, expected: &[Vec<u8>]) -> u64 {
-    let planes = found.zip(expected);
-    let count = |(found, expected): (&[u8], &Vec<u8>)| match found == expected {
-        true => 0,
-        false => {
-            let pairs = found.iter().zip(expected);
-            pairs.filter(|(a, b)| a != b).count() + found.len().abs_diff(expected.len())
-        }
-    };
-    planes.map(count).sum::<usize>() as u64
 }

@@ -2,7 +2,7 @@
 
 use crate::args;
 use crate::error::Error;
-use crate::ranks::{Backend, WayChoice};
+use crate::ranks::{self, Backend, WayChoice};
 use direct_dcp::plan::{Chunk, ChunkPlanner, RowMap, Sharding};
 use direct_dcp::{DType, FinalLayout, RowFormat};
 use serde::{Deserialize, Serialize};
@@ -13,7 +13,7 @@ use std::fmt;
 pub(super) enum Layout {
     /// The rows of rank after rank.
     RankMajor,
-    /// The tokens of request after request, without padding, split into planes. CPUs only.
+    /// The tokens of request after request, without padding, split into planes.
     RequestMajor,
 }
 
@@ -48,21 +48,11 @@ impl LayoutOptions {
                 (None, _) => fail("--planes is for --layout request-major"),
             };
         }
-        if backend.on_gpus() {
-            return fail(&format!(
-                "--layout request-major is not for --backend {}; use threads or processes",
-                backend.name()
-            ));
-        }
-        if ways.contains(&WayChoice::Pull) {
+        ranks::check_final(ways, false)?;
+        if !backend.on_gpus() && blocks.is_some_and(|blocks| blocks > 1) {
             return fail(
-                "--layout request-major is not for --way pull, whose rows stay where they are; use \
-                 shared-slot or push",
-            );
-        }
-        if blocks.is_some_and(|blocks| blocks > 1) {
-            return fail(
-                "--blocks is 1 for --layout request-major, whose pass over the rows has one thread",
+                "--blocks is 1 for --layout request-major on CPUs, where the pass over the rows has \
+                 one thread",
             );
         }
         let planes = match &self.planes[..] {

@@ -51,6 +51,16 @@ impl Cache {
         Ok(slots)
     }
 
+    /// All of them.
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// How they lie in pages, if they do.
+    pub(super) fn pages(&self) -> Option<Pages> {
+        self.paged.as_ref().map(|(pages, _)| *pages)
+    }
+
     /// Rows with these slots, or these bytes if they are not in pages.
     pub(super) fn rows<'a>(&'a self, slots: &'a [u32], bytes: Range<usize>) -> Rows<'a> {
         match &self.paged {

@@ -39,6 +39,7 @@ Examples:
   direct-dcp gather kv.safetensors --backend cuda --way push
   direct-dcp gather kv.safetensors --layout request-major --requests 3000,200,896 --planes 384,384 \
     --chunk-rows 1024 --paged 16
+  direct-dcp gather kv.safetensors --layout request-major --paged 16 --backend cuda --way push
 
 On GPUs, times are of the device, from one call's end to the next one's. Where the two kinds of call
 go by two ways, both are named: pull/push copies out by pull and lends by push.")]
@@ -88,7 +89,7 @@ impl Args {
 pub(crate) fn run(args: &Args) -> Result<(), Error> {
     let place = Place::of(args.backend, args.device)?;
     args.way.check(args.backend)?;
-    args.layout.check(args.backend, args.way)?;
+    args.layout.check(args.way)?;
     let gpus = match place {
         Place::Cuda { device } => Some(Gpus::open(device)?),
         Place::Cpu => None,

@@ -2,7 +2,7 @@
 
 use crate::args;
 use crate::error::Error;
-use crate::ranks::{Backend, WayChoice};
+use crate::ranks::{self, WayChoice};
 use direct_dcp::plan::{Chunk, ChunkPlan, ChunkPlanner, Sharding};
 use direct_dcp::{FinalLayout, RowFormat};
 use serde::{Deserialize, Serialize};
@@ -15,7 +15,7 @@ use std::fmt;
 pub(super) enum Layout {
     /// The shard of rank after rank, padding included.
     RankMajor,
-    /// The tokens of request after request, inside a request rank by rank. CPUs only.
+    /// The tokens of request after request, inside a request rank by rank.
     RequestMajor,
 }
 
@@ -44,7 +44,7 @@ pub(super) struct Options {
 
 impl Options {
     /// Refuses what does not go together.
-    pub(super) fn check(&self, backend: Backend, way: WayChoice) -> Result<(), Error> {
+    pub(super) fn check(&self, way: WayChoice) -> Result<(), Error> {
         let fail = |why: String| Err(Error::Failed(why));
         if self.layout == Layout::RankMajor {
             let given = [
@@ -58,20 +58,7 @@ impl Options {
                 None => Ok(()),
             };
         }
-        if backend.on_gpus() {
-            return fail(format!(
-                "--layout request-major is not for --backend {}; use threads or processes",
-                backend.name()
-            ));
-        }
-        if way == WayChoice::Pull {
-            return fail(
-                "--layout request-major is not for --way pull, whose rows stay where they are; use \
-                 shared-slot or push"
-                    .into(),
-            );
-        }
-        Ok(())
+        ranks::check_final(&[way], self.paged.is_some())
     }
 
     /// The plan for a tensor of `rows` rows of `dim` elements, unless its rows are gathered rank by

@@ -1,10 +1,12 @@
 //! Gathers in final layout: the rows of request after request, without padding, split into planes.
 
+use super::cache::Cache;
 use super::plan::Plan;
 use super::task::{Gathered, POISON, Task};
 use crate::ranks::{Emit, Message, RankError};
-use direct_dcp::plan::{Chunk, Sharding};
+use direct_dcp::plan::{Chunk, ChunkPlan, Sharding};
 use direct_dcp::{FinalLayout, Group, KvGather, Planes, Workspace};
+use std::ops::Range;
 use std::time::Instant;
 
 /// Bytes of rows that are passed on at a time.
@@ -17,29 +19,16 @@ impl Task {
         group: &Group,
         sharding: Sharding,
     ) -> Result<Gathered, RankError> {
-        let (rank, row_bytes) = (group.rank(), self.source.row_bytes());
+        let row_bytes = self.source.row_bytes();
         let chunks = plan.chunks(sharding)?;
         let capacity = Plan::capacity(&chunks, sharding);
         let gather = KvGather::new(Workspace::new(group, self.options(capacity))?);
-        let format = gather.workspace().format();
-        let cache = self.cache(plan, sharding, rank)?;
-        let mut gathers = Vec::new();
-        let mut first = 0;
-        for chunk in chunks.chunks() {
-            let map = chunk.row_map(rank).map_err(|error| error.to_string())?;
-            let layout = FinalLayout::new(&map, format, &plan.planes);
-            let rows = first..first + chunk.local_rows();
-            first = rows.end;
-            gathers.push((
-                layout.map_err(|error| error.to_string())?,
-                cache.slots(chunk, rank)?,
-                rows.start * row_bytes..rows.end * row_bytes,
-            ));
-        }
+        let cache = self.cache(plan, sharding, group.rank())?;
+        let gathers = self.parts(plan, &chunks, &cache, group.rank())?;
         let call = |index: usize| -> Result<Planes, RankError> {
-            let (layout, slots, range) = &gathers[index];
-            let rows = cache.rows(slots, range.clone());
-            Ok(gather.gather_final(0, &rows, layout)?)
+            let part: &Part = &gathers[index];
+            let rows = cache.rows(&part.slots, part.bytes.clone());
+            Ok(gather.gather_final(0, &rows, &part.layout)?)
         };
 
         // Nothing is right in any slot before the first gather.
@@ -52,6 +41,7 @@ impl Task {
             out.fill(POISON);
             for (index, chunk) in chunks.chunks().iter().enumerate() {
                 let planes = call(index)?;
+                let planes: Vec<&[u8]> = planes.iter().collect();
                 in_token_order(&planes, chunk, &plan.requests, sharding, &mut out);
             }
             Ok(self.verify_tokens(&out)?)
@@ -74,8 +64,32 @@ impl Task {
         })
     }
 
+    /// What `rank` passes to each gather of the plan.
+    pub(super) fn parts(
+        &self,
+        plan: &Plan,
+        chunks: &ChunkPlan,
+        cache: &Cache,
+        rank: usize,
+    ) -> Result<Vec<Part>, String> {
+        let row_bytes = self.source.row_bytes();
+        let mut first = 0;
+        let part = |chunk: &Chunk| {
+            let map = chunk.row_map(rank).map_err(|error| error.to_string())?;
+            let layout = FinalLayout::new(&map, self.row_format(), &plan.planes);
+            let rows = first..first + chunk.local_rows();
+            first = rows.end;
+            Ok(Part {
+                layout: layout.map_err(|error| error.to_string())?,
+                slots: cache.slots(chunk, rank)?,
+                bytes: rows.start * row_bytes..rows.end * row_bytes,
+            })
+        };
+        chunks.chunks().iter().map(part).collect()
+    }
+
     /// Compares rows in token order with the file.
-    fn verify_tokens(&self, out: &[u8]) -> Result<(), String> {
+    pub(super) fn verify_tokens(&self, out: &[u8]) -> Result<(), String> {
         let row_bytes = self.source.row_bytes();
         self.source.each_chunk(|token, expected| {
             let found = &out[token * row_bytes..][..expected.len()];
@@ -94,16 +108,29 @@ impl Task {
     }
 }
 
+/// What a rank passes to one gather.
+pub(super) struct Part {
+    pub(super) layout: FinalLayout,
+    /// Of each row, if rows are in pages.
+    pub(super) slots: Vec<u32>,
+    /// Where the rows are, if not.
+    pub(super) bytes: Range<usize>,
+}
+
 /// Puts the rows of a chunk where their tokens are in the file.
-fn in_token_order(
-    planes: &Planes,
+pub(super) fn in_token_order(
+    planes: &[impl AsRef<[u8]>],
     chunk: &Chunk,
     requests: &[usize],
     sharding: Sharding,
     out: &mut [u8],
 ) {
     let total = chunk.total_rows();
-    let row_bytes: usize = planes.iter().map(<[u8]>::len).sum::<usize>() / total;
+    let row_bytes: usize = planes
+        .iter()
+        .map(|plane| plane.as_ref().len())
+        .sum::<usize>()
+        / total;
     // The tokens in the order in which their rows must arrive.
     let tokens = chunk.parts().iter().flat_map(|part| {
         let first: usize = requests[..part.request].iter().sum();
@@ -117,7 +144,7 @@ fn in_token_order(
     });
     for (row, token) in tokens.enumerate() {
         let mut rest = &mut out[token * row_bytes..][..row_bytes];
-        for plane in planes.iter() {
+        for plane in planes.iter().map(AsRef::as_ref) {
             let width = plane.len() / total;
             let (to, more) = rest.split_at_mut(width);
             to.copy_from_slice(&plane[row * width..][..width]);

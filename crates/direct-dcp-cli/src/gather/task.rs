@@ -112,10 +112,25 @@ impl Task {
 
     /// The device memory that each rank needs; none if it cannot be counted.
     pub(super) fn device_memory(&self, ranks: usize) -> Option<usize> {
-        let padded = self.padded_rows(self.sharding(ranks).ok()?);
-        let capacity = padded.checked_mul(ranks)?;
+        let sharding = self.sharding(ranks).ok()?;
+        let (capacity, private) = match &self.request_major {
+            Some(plan) => {
+                let capacity = Plan::capacity(&plan.chunks(sharding).ok()?, sharding);
+                let cache = plan.cache_rows(sharding)?;
+                // The cache; the place and the slot of each row; and what slots are poisoned with.
+                let tables = plan.rows(sharding, 0).1.checked_mul(2 * size_of::<u32>())?;
+                let slices = capacity.checked_add(capacity / ranks)?;
+                let rows = cache.checked_add(slices)?;
+                let rows = rows.checked_mul(self.source.row_bytes())?;
+                (capacity, rows.checked_add(tables)?)
+            }
+            None => (
+                self.padded_rows(sharding).checked_mul(ranks)?,
+                self.rows_memory(ranks)?,
+            ),
+        };
         let shared = self.options(capacity).device_bytes(ranks).ok()?;
-        shared.checked_add(self.rows_memory(ranks)?)
+        shared.checked_add(private)
     }
 
     /// Bytes of a rank's shard, and of a buffer for the rows of all.
@@ -126,7 +141,7 @@ impl Task {
     }
 
     pub(super) fn options(&self, capacity: usize) -> WorkspaceOptions {
-        let options = WorkspaceOptions::new(capacity, RowFormat::new(self.dtype.into(), self.dim));
+        let options = WorkspaceOptions::new(capacity, self.row_format());
         let tables = self.tuning.iter().map(|table| table.0.clone());
         let options = tables.fold(options, WorkspaceOptions::tuning);
         match self.way.forced() {
@@ -135,12 +150,19 @@ impl Task {
         }
     }
 
+    pub(super) fn row_format(&self) -> RowFormat {
+        RowFormat::new(self.dtype.into(), self.dim)
+    }
+
     /// One rank's part.
     pub(crate) fn run(&self, group: &Group, emit: &mut Emit<'_>) -> Result<(), RankError> {
         let (rank, ranks) = (group.rank(), group.world_size());
         let sharding = self.sharding(ranks)?;
         let done = match (&self.request_major, self.place) {
-            (Some(plan), _) => self.request_major(plan, group, sharding)?,
+            (Some(plan), Place::Cpu) => self.request_major(plan, group, sharding)?,
+            (Some(plan), Place::Cuda { device }) => {
+                self.request_major_on_gpu(plan, group, sharding, device)?
+            }
             (None, Place::Cpu) => self.rank_major(group, sharding, &self.shard(sharding, rank)?)?,
             (None, Place::Cuda { device }) => {
                 self.on_gpu(group, sharding, &self.shard(sharding, rank)?, device)?

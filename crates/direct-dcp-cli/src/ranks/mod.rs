@@ -112,6 +112,26 @@ impl WayChoice {
     }
 }
 
+/// Refuses ways by which no rows arrive in final layout, or none from pages.
+pub(crate) fn check_final(ways: &[WayChoice], paged: bool) -> Result<(), Error> {
+    let mut refused = ways.iter().filter_map(|way| match way.forced() {
+        Some(way @ Way::Pull) => Some((way, "whose rows stay where they are")),
+        Some(way @ Way::Staged) => Some((way, "whose rows travel in one piece")),
+        Some(way @ Way::CopyEngine) if paged => {
+            Some((way, "which does not know where in its pages a row is"))
+        }
+        _ => None,
+    });
+    match refused.next() {
+        None => Ok(()),
+        Some((way, why)) => Err(Error::Failed(format!(
+            "--layout request-major{} is not for --way {way}, {why}; use push, or shared-slot on CPUs \
+             and multicast on GPUs",
+            if paged { " with --paged" } else { "" },
+        ))),
+    }
+}
+
 /// What every rank is to do. It travels to processes as JSON.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Task {

@@ -58,6 +58,18 @@ pub(crate) fn run<S: AsRef<str>>(args: &[S]) -> Ended {
     )
 }
 
+/// Runs with fake GPUs that have the kernels, and succeeds without a complaint.
+#[track_caller]
+pub(crate) fn on_gpus(devices: &str, args: &[&str], variables: &[(&str, &str)]) -> String {
+    let mut command = command();
+    command.args(args).env("DIRECT_DCP_FAKE_DEVICES", devices);
+    command.envs(direct_dcp_fake_gpu::variables());
+    for (name, value) in variables {
+        command.env(name, value);
+    }
+    finish(command.spawn().unwrap()).success()
+}
+
 /// Waits for the program, and reads what it prints meanwhile.
 pub(crate) fn finish(mut child: Child) -> Ended {
     fn reader(from: Option<impl Read + Send + 'static>) -> thread::JoinHandle<String> {
