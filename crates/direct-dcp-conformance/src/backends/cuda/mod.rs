@@ -1,5 +1,7 @@
 //! Ranks that share one GPU: streams of this process, or processes.
 
+mod final_layout;
+mod plan;
 mod rank;
 mod scenarios;
 

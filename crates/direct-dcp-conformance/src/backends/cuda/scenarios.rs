@@ -6,6 +6,7 @@ use direct_dcp::cuda::{Delivery, Rehearsal};
 use direct_dcp::{DType, GatherError, RowFormat, Way, WorkspaceOptions};
 use rand::{Rng, RngExt};
 
+use super::final_layout::final_layout;
 use super::rank::{CudaGather, CudaRank};
 use crate::case::{Case, Spec};
 use crate::failure::{Failure, Outcome, ensure};
@@ -37,6 +38,7 @@ pub(super) const ALL: &[Scenario] = &[
     },
     plain("slow_readers"),
     plain("ways_unforced"),
+    plain("final_layout"),
 ];
 
 /// What one rank does in a scenario that is only for devices.
@@ -46,6 +48,7 @@ pub(super) fn part(name: &str) -> Option<fn(CudaRank, &Case) -> Outcome> {
         "calls_in_flight" => calls_in_flight,
         "slow_readers" => slow_readers,
         "ways_unforced" => ways_unforced,
+        "final_layout" => final_layout,
         _ => return None,
     })
 }
