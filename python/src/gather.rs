@@ -1,5 +1,6 @@
 //! Gathers in workspaces of ours.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use direct_dcp::cuda::{self, Driver, Stream};
@@ -104,10 +105,20 @@ impl Gather {
         ubatches: usize,
         way: Option<&str>,
         blocks: Option<usize>,
+        tuning: Option<PathBuf>,
         timeout: f64,
         first_timeout: f64,
     ) -> PyResult<Self> {
-        let options = options(capacity_rows, dtype, dim, slots, ubatches, way, blocks)?;
+        let options = options(
+            capacity_rows,
+            dtype,
+            dim,
+            slots,
+            ubatches,
+            way,
+            blocks,
+            tuning.as_deref(),
+        )?;
         let timeout = errors::seconds("timeout", timeout)?;
         let first = errors::seconds("first_timeout", first_timeout)?;
         let group = &group.inner;

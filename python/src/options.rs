@@ -1,11 +1,18 @@
 //! What workspaces are asked to be, and what they take.
 
+use std::path::Path;
+
+use direct_dcp::tuning::Tuning;
 use direct_dcp::{DType, RowFormat, Way, WorkspaceError, WorkspaceOptions};
 use pyo3::prelude::*;
 
 use crate::errors;
 
 /// What a workspace is asked to be.
+#[expect(
+    clippy::too_many_arguments,
+    reason = "the package passes all of them, by position"
+)]
 pub(crate) fn options(
     capacity_rows: usize,
     dtype: &str,
@@ -14,6 +21,7 @@ pub(crate) fn options(
     ubatches: usize,
     way: Option<&str>,
     blocks: Option<usize>,
+    tuning: Option<&Path>,
 ) -> PyResult<WorkspaceOptions> {
     let dtypes = [DType::F16, DType::BF16, DType::F8E4M3, DType::Bytes];
     let dtype = dtypes
@@ -46,6 +54,10 @@ pub(crate) fn options(
     if let Some(blocks) = blocks {
         options = options.blocks(blocks);
     }
+    if let Some(path) = tuning {
+        let table = Tuning::load(path).map_err(|error| errors::invalid(error.to_string()))?;
+        options = options.tuning(table);
+    }
     Ok(options)
 }
 
@@ -68,6 +80,7 @@ pub(crate) fn memory_bytes(
         slots,
         ubatches,
         way,
+        None,
         None,
     )?;
     let bytes = match on_gpu {

@@ -45,6 +45,26 @@ def test_rows_arrive_in_rank_order(way, world):
     in_threads(world, rank)
 
 
+def test_a_table_says_the_way(tmp_path):
+    table = tmp_path / "table.tuning"
+    table.write_text("direct-dcp-tuning 1\nthreads 2 0 zero-copy any push auto cpu\n")
+    wrong = tmp_path / "wrong.tuning"
+    wrong.write_text("direct-dcp-tuning 1\nthreads 2 0 zero-copy any sideways auto cpu\n")
+
+    def rank(group):
+        # What is wrong with a table is told before any rank is waited for.
+        for path, word in [(wrong, "line 2"), (tmp_path / "none", "none")]:
+            with raises(ValueError, word):
+                KvGather(group, 2 * 8, 64, tuning=path)
+        gather = KvGather(group, 2 * 8, 64, tuning=str(table))
+        assert gather.way == "push"
+        out = bytearray([POISON]) * (2 * 8 * 64)
+        gather.gather_into(rows_of(group.rank, 1, 8, 64), out)
+        assert out == rows_of_all(2, 1, 8, 64)
+
+    in_threads(2, rank)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32", "uint8", "int64"])
 def test_arrays_of_every_type(dtype):
     def rank(group):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from typing import Any, NamedTuple
 
@@ -48,6 +49,7 @@ class KvGather:
       ``"pull"``; on GPUs ``"multicast"``, ``"push"``, ``"pull"``, ``"copy-engine"`` or
       ``"staged"``.
     - ``blocks``: the most multiprocessors of a GPU to use; None for as many as help.
+    - ``tuning``: a file that ``direct-dcp bench --tune`` wrote: which way calls of what size take.
     - ``timeout``: seconds that a call waits for peers; ``first_timeout``: the first of a ubatch.
 
     All but ``group``, ``device``, ``blocks`` and the timeouts must be equal on all ranks.
@@ -74,6 +76,7 @@ class KvGather:
         device: Any = None,
         way: str | None = None,
         blocks: int | None = None,
+        tuning: str | os.PathLike[str] | None = None,
         timeout: float = 30.0,
         first_timeout: float = 300.0,
     ) -> None:
@@ -100,6 +103,7 @@ class KvGather:
             device=device,
             way=way,
             blocks=blocks,
+            tuning=tuning,
             timeout=timeout,
             first_timeout=first_timeout,
         )
@@ -113,6 +117,7 @@ class KvGather:
             ubatches,
             way,
             blocks,
+            tuning,
             timeout,
             first_timeout,
         )

@@ -1,3 +1,4 @@
+import os
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, SupportsIndex
@@ -90,6 +91,7 @@ class Gather:
         ubatches: int,
         way: str | None,
         blocks: int | None,
+        tuning: str | os.PathLike[str] | None,
         timeout: float,
         first_timeout: float,
     ) -> None: ...
