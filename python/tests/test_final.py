@@ -175,7 +175,10 @@ def test_what_has_no_final_place_is_refused():
                 FinalLayout(gather, row_map, planes)
         with raises(TypeError):
             FinalLayout(gather, [0, 1])
-        layout = FinalLayout(gather, row_map, [6, 2])
+        for other in (None, row_map):
+            with raises(ValueError, "FinalLayout"):
+                gather.gather_final(random_rows(group.rank, 2, 16).view("f2"), other)
+        layout = FinalLayout(gather, row_map, (width for width in (6, 2)))
         assert layout.plane_bytes == [12, 4] and layout.total_rows == 4
         local = random_rows(group.rank, 2, 16).view("f2")
         cache = random_rows(group.rank, 6, 16).view("f2").reshape(2, 3, 8)

@@ -18,7 +18,7 @@ sys.path.insert(0, sys.argv[1])
 from helpers import watch
 watch()
 from test_cpu import rows_of, rows_of_all
-from direct_dcp import Group, KvGather
+from direct_dcp import Group, KvGather, Pipeline
 
 group = Group.from_env()
 gather = KvGather(group, 3 * 40, 576)
@@ -100,13 +100,19 @@ from direct_dcp import Group, KvGather
 
 group = Group.from_env()
 gather = KvGather(group, 2 * 40, 576)
+pipeline = Pipeline(KvGather(group, 2 * 40, 576))
 for call in range(2):
     out = bytearray(2 * 40 * 576)
     gather.gather_into(rows_of(group.rank, call, 40, 576), out)
     assert out == rows_of_all(2, call, 40, 576)
+    window = pipeline.acquire(pipeline.submit(out[:576]))
+    assert window.rows[:576] == window.rows[576:] == out[:576]
+    window.release()
     if call == 0 and group.rank == 0:
         child = os.fork()
         if child == 0:
+            # Its thread is not here.
+            pipeline.close()
             sys.exit(0)
         assert os.waitpid(child, 0)[1] == 0
         time.sleep(1)

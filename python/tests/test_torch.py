@@ -46,6 +46,9 @@ def test_tensors_of_every_type(dtype):
             assert same(rows, rows_of_all(2, 1, 7, 64, dtype))
         with raises(ValueError, "contiguous"):
             gather.gather_into(local[:, ::2], out)
+        if dtype.is_floating_point and dtype.itemsize > 1:
+            with raises(ValueError, "negative bit"):
+                gather.gather_into(torch._neg_view(local), out)
         with raises(ValueError, "CPU"):
             gather.gather_into(torch.empty(7, 64, dtype=dtype, device="meta"), out)
         group.barrier()

@@ -183,6 +183,24 @@ pub struct ExecutableGraph {
 }
 
 impl ExecutableGraph {
+    /// Brings the graph to the device, in order of the stream, so that no launch has to: the first one
+    /// would allocate for it, which may wait until the device is idle.
+    ///
+    /// # Errors
+    /// [`CudaError::InvalidArgument`] for a stream of another context, else the driver's.
+    pub fn upload(&self, stream: &Stream) -> Result<()> {
+        self.check_stream(stream)?;
+        self.context.with_current(|| {
+            // SAFETY: both handles are live; nothing that was captured is executed.
+            unsafe {
+                self.context
+                    .driver()
+                    .api()
+                    .cuGraphUpload(self.raw, stream.raw())
+            }
+        })
+    }
+
     /// Submits the captured work to a stream. Two launches of one graph never overlap.
     ///
     /// # Errors
@@ -192,14 +210,7 @@ impl ExecutableGraph {
     /// What each captured operation's own contract asks, again, at this launch: the memory, the
     /// modules and the events that were captured are still there, and ordered with others' use.
     pub unsafe fn launch(&self, stream: &Stream) -> Result<()> {
-        if *stream.context() != self.context {
-            let expected = "a stream of the graph's context";
-            return Err(CudaError::invalid(
-                "stream",
-                expected,
-                "a stream of another context",
-            ));
-        }
+        self.check_stream(stream)?;
         self.context.with_current(|| {
             // SAFETY: both handles are live; the caller vouches for what was captured.
             unsafe {
@@ -209,6 +220,17 @@ impl ExecutableGraph {
                     .cuGraphLaunch(self.raw, stream.raw())
             }
         })
+    }
+
+    fn check_stream(&self, stream: &Stream) -> Result<()> {
+        if *stream.context() == self.context {
+            return Ok(());
+        }
+        Err(CudaError::invalid(
+            "stream",
+            "a stream of the graph's context",
+            "a stream of another context",
+        ))
     }
 }
 

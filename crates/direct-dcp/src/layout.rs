@@ -182,12 +182,21 @@ impl Pages {
             expected,
             got: row.to_string(),
         };
+        let page_of = |row: usize| {
+            let end = || format!("below the {} pages of the block table", block_table.len());
+            let page = row.checked_div(self.page_rows);
+            page.and_then(|page| block_table.get(page))
+                .ok_or_else(|| invalid(end(), row))
+        };
+        // At most as many as slots have numbers, and the last one has a page: before any is made.
+        if let Some(last) = rows.clone().next_back() {
+            page_of(last)?;
+            if u32::try_from(rows.len()).is_err() {
+                return Err(invalid(format!("one of at most {} rows", u32::MAX), last));
+            }
+        }
         rows.map(|row| {
-            let end = format!("below the {} pages of the block table", block_table.len());
-            let page = row
-                .checked_div(self.page_rows)
-                .and_then(|page| block_table.get(page))
-                .ok_or_else(|| invalid(end, row))?;
+            let page = page_of(row)?;
             let slot = (*page as usize)
                 .checked_mul(self.page_rows)
                 .and_then(|slot| slot.checked_add(row.checked_rem(self.page_rows)?));

@@ -240,7 +240,9 @@ impl Pipeline {
     /// Lets the worker end, and says what ended it.
     fn end(&mut self) -> GatherError {
         self.jobs = None;
-        if let Some(worker) = self.worker.take() {
+        // In a fork of the process there is no such thread.
+        let forked = self.gather.workspace().group().control().is_forked();
+        if let Some(worker) = self.worker.take().filter(|_| !forked) {
             self.failure = worker.join().ok().and_then(Result::err);
         }
         let unknown = || GatherError::Poisoned {

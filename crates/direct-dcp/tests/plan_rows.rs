@@ -1,5 +1,6 @@
 //! Row maps: the cases that callers know, and what is refused.
 
+use direct_dcp::Pages;
 use direct_dcp::plan::{PlanError, RowMap, Run};
 
 const MOST: usize = i32::MAX as usize;
@@ -219,4 +220,22 @@ fn refusals() {
     refused(RowMap::uneven(&[usize::MAX, usize::MAX], 0), "rows");
     refused(RowMap::from_rows(&[], MOST + 1), "rows");
     refused(RowMap::from_runs(vec![], MOST + 1, 0), "local rows");
+}
+
+#[test]
+fn slots_are_no_more_than_there_can_be() {
+    let table = [1, 0];
+    let pages = Pages::dense(3, 64);
+    assert_eq!(pages.slots(&table, 1..6), Ok(vec![4, 5, 0, 1, 2]));
+    assert_eq!(pages.slots(&table, 6..6), Ok(vec![]));
+    // Whole lists that end in what there is no slot for are refused before they are made.
+    for (page_rows, rows) in [
+        (3, 0..7),
+        (3, 0..usize::MAX),
+        (usize::MAX, 0..1 << 62),
+        (0, 0..1),
+    ] {
+        let refused = Pages::dense(page_rows, 64).slots(&table, rows);
+        assert!(matches!(refused, Err(PlanError::InvalidArgument { .. })));
+    }
 }

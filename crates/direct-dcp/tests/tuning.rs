@@ -164,6 +164,16 @@ fn a_file_that_cannot_be_read_is_named() {
     assert!(matches!(Tuning::load(&path), Err(TuningError::File { .. })));
     std::fs::write(&path, "direct-dcp-tuning 1\n").unwrap();
     assert_eq!(Tuning::load(&path).unwrap(), Tuning::default());
+    let refused = |path: &std::path::Path, word: &str| {
+        let text = Tuning::load(path).unwrap_err().to_string();
+        let named = text.contains(&path.display().to_string());
+        assert!(named && text.contains(word), "{text}");
+    };
+    std::fs::write(&path, "direct-dcp-tuning 1\nthreads 1\n").unwrap();
+    refused(&path, "line 2: devices");
+    std::fs::write(&path, "#".repeat((256 << 10) + 1)).unwrap();
+    refused(&path, "262145 bytes");
+    refused(dir.path(), "not a regular file");
 }
 
 fn ranks<T: Send>(world: usize, body: impl Fn(Group) -> T + Sync) -> Vec<T> {

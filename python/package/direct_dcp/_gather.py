@@ -224,7 +224,7 @@ class KvGather:
         converted.
         """
         index = self.device
-        forms = layout._forms(rows, index, scale)
+        forms = FinalLayout._checked(layout)._forms(rows, index, scale)
         row_bytes = self.row_bytes if scale is None else self.row_bytes // 2
         with source(rows, slots, row_bytes, index) as (memory, pages):
             native = self._native.gather_final(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from . import _rows
@@ -27,14 +27,14 @@ class FinalLayout:
     """
 
     def __init__(
-        self, gather: KvGather, row_map: RowMap, planes: Sequence[int] | None = None
+        self, gather: KvGather, row_map: RowMap, planes: Iterable[int] | None = None
     ) -> None:
-        widths = [gather._dim] if planes is None else planes
+        widths = [gather._dim] if planes is None else list(planes)
         for width in widths:
             check_sizes(planes=width)
         if sum(widths) != gather._dim:
             raise InvalidArgument(
-                f"planes: expected widths that add up to {gather._dim} elements, got {list(widths)}"
+                f"planes: expected widths that add up to {gather._dim} elements, got {widths}"
             )
         self.device = gather.device
         self._native = gather._native.layout(row_map, [width * gather._unit for width in widths])
@@ -53,6 +53,12 @@ class FinalLayout:
     def plane_bytes(self) -> list[int]:
         """Bytes of a row in each plane."""
         return self._native.plane_bytes
+
+    @staticmethod
+    def _checked(layout: Any) -> FinalLayout:
+        if not isinstance(layout, FinalLayout):
+            raise InvalidArgument(f"layout: expected a FinalLayout, got {type(layout).__name__}")
+        return layout
 
     def _forms(self, rows: Any, device: int | None, scale: float | None) -> list[_rows.Form]:
         """What the planes are seen as, for rows of a caller's on this device."""

@@ -9,6 +9,7 @@ from . import _native, _rows
 from ._gather import KvGather
 from ._layout import FinalLayout
 from ._lent import Gathered, Planes
+from .errors import InvalidArgument
 
 _Result = TypeVar("_Result", Gathered, Planes)
 
@@ -88,7 +89,7 @@ class Pipeline:
         Raises what :meth:`submit` and :meth:`KvGather.gather_final` do, and Unsupported on GPUs.
         """
         index = self._gather.device
-        forms = layout._forms(local, index, None)
+        forms = FinalLayout._checked(layout)._forms(local, index, None)
         span, owner = _rows.kept("local", local) if index is None else ((0, 0), local)
         native = self._native.submit_final(span, owner, layout._native)
         return Ticket(native, forms, Planes)
@@ -101,6 +102,8 @@ class Pipeline:
         otherwise, and the ticket stays good. Else it raises what the gather failed with, this one
         or an earlier one.
         """
+        if not isinstance(ticket, Ticket):
+            raise InvalidArgument(f"ticket: expected a Ticket, got {type(ticket).__name__}")
         raw, device = self._gather._raw, self._gather.device
         native = self._native.acquire(ticket._native, raw(stream))
         # The stream waits for all windows up to this one.

@@ -41,8 +41,7 @@ class _Tensor:
 
     def __init__(self, what: str, rows: Any) -> None:
         on_cpu(what, rows)
-        if not rows.is_contiguous():
-            raise InvalidArgument(f"{what}: expected a contiguous tensor")
+        _as_in_memory(what, rows)
         self._span = (rows.data_ptr(), rows.nbytes)
 
     def __enter__(self) -> Span:
@@ -50,6 +49,14 @@ class _Tensor:
 
     def __exit__(self, *_: object) -> None:
         pass
+
+
+def _as_in_memory(what: str, tensor: Any) -> None:
+    """Refuses tensors whose elements are not what lies in memory, one behind the other."""
+    if not tensor.is_contiguous():
+        raise InvalidArgument(f"{what}: expected a contiguous tensor")
+    if tensor.is_conj() or tensor.is_neg():
+        raise InvalidArgument(f"{what}: expected a tensor without conjugate or negative bit")
 
 
 def on_cpu(what: str, tensor: Any) -> None:
@@ -65,8 +72,7 @@ def device(what: str, rows: Any, index: int) -> Span:
     """The address and the size of rows on device `index`."""
     address = device_address(what, rows, index)
     if is_tensor(rows):
-        if not rows.is_contiguous():
-            raise InvalidArgument(f"{what}: expected a contiguous tensor")
+        _as_in_memory(what, rows)
         return address, rows.nbytes
     interface = rows.__cuda_array_interface__
     if interface.get("strides") is not None:

@@ -64,7 +64,8 @@ pub(crate) struct Args {
     /// How rows travel
     #[arg(long, value_enum, default_value_t = WayChoice::Auto)]
     way: WayChoice,
-    /// Go by the ways that this file of bench --tune names, where none is forced
+    /// Go by the ways that this file of bench --tune names for such ranks, where none is forced; on
+    /// CPUs by one for all calls, that of the largest zero-copy
     #[arg(long, value_name = "FILE", conflicts_with = "layout")]
     tuning: Option<PathBuf>,
     #[command(flatten)]

@@ -145,6 +145,7 @@ driver_api! {
         cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph);
         cuStreamIsCapturing(stream: CUstream, status: *mut c_uint);
         cuGraphInstantiateWithFlags(executable: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong);
+        cuGraphUpload(executable: CUgraphExec, stream: CUstream);
         cuGraphLaunch(executable: CUgraphExec, stream: CUstream);
         cuGraphExecDestroy(executable: CUgraphExec);
         cuGraphDestroy(graph: CUgraph);

@@ -42,9 +42,13 @@ impl Timeline {
         Ok(())
     }
 
-    /// Keeps what was captured, to be launched, beside what was kept before.
+    /// Keeps what was captured, to be launched, beside what was kept before, and waits.
     pub(super) fn keep(&mut self, capture: Capture<'_>) -> Result<()> {
-        self.graphs.push(capture.end()?.instantiate()?);
+        let graph = capture.end()?.instantiate()?;
+        // The first launch would, and allocate for it, when ranks may wait for each other.
+        graph.upload(&self.stream)?;
+        self.wait()?;
+        self.graphs.push(graph);
         Ok(())
     }
 

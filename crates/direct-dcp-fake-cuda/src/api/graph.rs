@@ -61,6 +61,12 @@ export! {
         state.executables.insert(handle, graph);
         executable.set(handle)
     }
+    fn cuGraphUpload(executable: usize, stream: usize) {
+        let mut state = state();
+        let graph = state.executables.get(&executable).cloned().ok_or(Code::INVALID_HANDLE)?;
+        let (stream, _) = find(&mut state, stream)?;
+        ensure(graph.context == stream.context, Code::INVALID_CONTEXT)
+    }
     fn cuGraphLaunch(executable: usize, stream: usize) {
         let mut state = state();
         let graph = state.executables.get(&executable).cloned().ok_or(Code::INVALID_HANDLE)?;

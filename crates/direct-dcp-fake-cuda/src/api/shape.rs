@@ -69,8 +69,8 @@ fn functions_have_the_header_s_shape() {
             cuLaunchKernel(_ _ _ _ _ _ _ _ _ _ _);
         graph:
             cuStreamBeginCapture_v2(_ _) cuStreamEndCapture(_ _) cuStreamIsCapturing(_ _)
-            cuGraphInstantiateWithFlags(_ _ _) cuGraphLaunch(_ _) cuGraphExecDestroy(_)
-            cuGraphDestroy(_);
+            cuGraphInstantiateWithFlags(_ _ _) cuGraphUpload(_ _) cuGraphLaunch(_ _)
+            cuGraphExecDestroy(_) cuGraphDestroy(_);
         vmm:
             cuMemGetAllocationGranularity(_ _ _) cuMemCreate(_ _ _ _) cuMemRelease(_)
             cuMemGetAllocationPropertiesFromHandle(_ _) cuMemAddressReserve(_ _ _ _ _)

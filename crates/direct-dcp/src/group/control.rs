@@ -238,7 +238,7 @@ impl Control {
     }
 
     /// Whether this process is a fork of the rank's.
-    fn is_forked(&self) -> bool {
+    pub(crate) fn is_forked(&self) -> bool {
         std::process::id() != self.process
     }
 

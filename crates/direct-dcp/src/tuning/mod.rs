@@ -45,8 +45,14 @@
 //! | blocks | the most blocks of a launch, or the threads of a rank on CPUs: 1 to 1,024, or `auto` |
 //! | device | the name of rank 0's GPU; `cpu` on CPUs |
 //!
+//! On CPUs ranks map their slots when a workspace is built, so one entry says the way of all its calls:
+//! the one for zero-copy calls of the workspace's capacity, or else the one for those that copy out.
+//!
 //! The order of entries does not matter. A call goes by the entry with the smallest `up-to-bytes`
 //! that is not below its slice. No two entries may be for the same sizes.
+
+/// Bytes of a file at most: thousands of entries.
+const MOST_BYTES: u64 = 256 << 10;
 
 mod text;
 
@@ -221,15 +227,31 @@ impl Tuning {
     /// Reads a table from a file.
     ///
     /// # Errors
-    /// [`TuningError::File`] where it cannot be read, [`TuningError::Line`] for the first line that
-    /// is wrong.
+    /// [`TuningError::File`] where it cannot be read, is no regular file or larger than 256 KiB, and
+    /// for the first line that is wrong.
     pub fn load(path: impl AsRef<Path>) -> Result<Self, TuningError> {
         let path = path.as_ref();
-        let text = std::fs::read_to_string(path).map_err(|error| TuningError::File {
+        let file = |reason: String| TuningError::File {
             path: path.display().to_string(),
-            reason: error.to_string(),
-        })?;
-        text.parse()
+            reason,
+        };
+        // Before opening, which would wait for a writer of a pipe.
+        let found = std::fs::metadata(path).map_err(|error| file(error.to_string()))?;
+        if !found.is_file() {
+            return Err(file("not a regular file".into()));
+        }
+        if found.len() > MOST_BYTES {
+            let reason = format!(
+                "{} bytes, where a table has at most {MOST_BYTES}",
+                found.len()
+            );
+            return Err(file(reason));
+        }
+        let text = std::fs::read_to_string(path).map_err(|error| file(error.to_string()))?;
+        text.parse().map_err(|error| match error {
+            TuningError::Line { .. } => file(error.to_string()),
+            error => error,
+        })
     }
 
     /// The entries, those of one setting and mode together, from the smallest size up.
@@ -289,7 +311,7 @@ impl Tuning {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TuningError {
-    /// The file cannot be read.
+    /// A file that cannot be read, or that is no table.
     #[error("tuning table {path}: {reason}")]
     File {
         /// The file.
@@ -298,7 +320,7 @@ pub enum TuningError {
         reason: String,
     },
     /// A line, or an entry, that a table cannot have.
-    #[error("tuning table, line {line}: {what}: expected {expected}, got {got}")]
+    #[error("line {line}: {what}: expected {expected}, got {got}")]
     Line {
         /// The line of the text, or the entry, from 1.
         line: usize,

@@ -182,6 +182,8 @@ impl<'a> Desk<'a> {
         let slice = MOST * self.kind.format.row_bytes();
         let own = rows(self.key, self.rank.rank(), slice);
         self.before.set_rows(&own)?;
+        // Nor may any of that.
+        self.rank.meet()?;
         for _ in 0..self.gather.workspace().slots() {
             self.before.call(Delivery::ZeroCopy)?;
         }
