@@ -18,7 +18,7 @@ sys.path.insert(0, sys.argv[1])
 from helpers import watch
 watch()
 from test_cpu import rows_of, rows_of_all
-from direct_dcp import Group, KvGather, Pipeline
+from direct_dcp import Group, KvGather
 
 group = Group.from_env()
 gather = KvGather(group, 3 * 40, 576)
@@ -96,7 +96,7 @@ import os, signal, sys, time
 signal.alarm(100)
 sys.path.insert(0, sys.argv[1])
 from test_cpu import rows_of, rows_of_all
-from direct_dcp import Group, KvGather
+from direct_dcp import Group, KvGather, Pipeline
 
 group = Group.from_env()
 gather = KvGather(group, 2 * 40, 576)

@@ -240,10 +240,13 @@ impl Pipeline {
     /// Lets the worker end, and says what ended it.
     fn end(&mut self) -> GatherError {
         self.jobs = None;
-        // In a fork of the process there is no such thread.
-        let forked = self.gather.workspace().group().control().is_forked();
-        if let Some(worker) = self.worker.take().filter(|_| !forked) {
-            self.failure = worker.join().ok().and_then(Result::err);
+        if let Some(worker) = self.worker.take() {
+            if self.gather.workspace().group().control().is_forked() {
+                // There is no such thread here, neither to wait for nor to let go.
+                std::mem::forget(worker);
+            } else {
+                self.failure = worker.join().ok().and_then(Result::err);
+            }
         }
         let unknown = || GatherError::Poisoned {
             cause: "the pipeline's thread ended".into(),
