@@ -2,11 +2,10 @@
 
 mod common;
 
-use common::{assert_same_tensor, example, noise, run, write_tensor};
+use common::{assert_same_tensor, example, larger_data, noise, run, write_tensor};
 use safetensors::tensor::Dtype;
 use serde_json::Value;
-use std::env;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use tempfile::tempdir;
 
 /// Gathers `input` and checks the file that comes out. Returns the JSON that is printed.
@@ -150,11 +149,9 @@ fn an_existing_output_is_replaced() {
 
 #[test]
 fn the_larger_data_if_it_is_there() {
-    let Some(dir) = env::var_os("DIRECT_DCP_DATA") else {
-        println!("skipped: DIRECT_DCP_DATA does not name a directory with minilm_kv.safetensors");
+    let Some(input) = larger_data("minilm_kv.safetensors") else {
         return;
     };
-    let input = PathBuf::from(dir).join("minilm_kv.safetensors");
     for backend in ["threads", "processes"] {
         gathered(&input, "kv", &["--ranks", "4", "--backend", backend]);
     }

@@ -3,11 +3,10 @@
 
 mod common;
 
-use common::{assert_same_tensor, example, noise, run, write_tensor};
+use common::{assert_same_tensor, example, larger_data, noise, run, write_tensor};
 use safetensors::tensor::Dtype;
 use serde_json::Value;
-use std::env;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use tempfile::tempdir;
 
 /// Gathers `input`, and checks the file that comes out, and what is counted. Returns the JSON.
@@ -141,11 +140,9 @@ fn the_table_says_what_was_planned() {
 
 #[test]
 fn the_larger_data_if_it_is_there() {
-    let Some(dir) = env::var_os("DIRECT_DCP_DATA") else {
-        println!("skipped: DIRECT_DCP_DATA does not name a directory with minilm_kv.safetensors");
+    let Some(input) = larger_data("minilm_kv.safetensors") else {
         return;
     };
-    let input = PathBuf::from(dir).join("minilm_kv.safetensors");
     for backend in ["threads", "processes"] {
         let more = format!("--backend {backend} --chunk-rows 1024 --planes 384,384 --paged 16");
         gathered(&input, &[3000, 200, 896], [4, 1], &more);

@@ -2,10 +2,9 @@
 
 mod common;
 
-use common::run;
+use common::{larger_data, run};
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use tempfile::tempdir;
@@ -17,11 +16,7 @@ fn small() -> PathBuf {
 /// The whole trace, where somebody has it.
 fn whole() -> Option<PathBuf> {
     const FILE: &str = "mooncake_conversation_4000.jsonl";
-    let Some(folder) = env::var_os("DIRECT_DCP_DATA") else {
-        println!("skipped: DIRECT_DCP_DATA names no directory with {FILE}");
-        return None;
-    };
-    let path = Path::new(&folder).join(FILE);
+    let path = larger_data(FILE)?;
     if !path.is_file() {
         println!("skipped: DIRECT_DCP_DATA has no {FILE}");
         return None;

@@ -1,9 +1,9 @@
 //! What every rank does in a benchmark on GPUs.
 
 use super::clock::word;
-use super::device_loop::{meet, slowest, sum, time, warm_up};
+use super::device_loop::{meet, slowest, time, warm_up};
 use super::measure::{Mode, POISON, Task};
-use super::round::Row;
+use super::round::{Row, sum};
 use super::{Found, pattern};
 use crate::gpu;
 use crate::ranks::{Emit, Message, RankError};
@@ -166,7 +166,12 @@ impl Case<'_> {
             if left == 0 {
                 self.refill()?;
             }
-            times.push(time((&mut self.rehearsal, delivery), task, gpu, group)?);
+            times.push(time(
+                (&mut self.rehearsal, delivery),
+                task.iters,
+                gpu.launches,
+                group,
+            )?);
             if left == 0 && task.check {
                 let rows = self.rehearsal.read()?;
                 self.wrong += pattern::wrong(&rows, self.seed, ranks);

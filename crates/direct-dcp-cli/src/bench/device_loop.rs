@@ -73,11 +73,12 @@ pub(super) fn warm_up(
     Ok(())
 }
 
-/// Collective: nanoseconds of one call in a loop, on this rank's stream.
+/// Collective: nanoseconds of one call in a loop of `iters`, on this rank's stream; or in loops of a
+/// graph of so many, launched so often.
 pub(super) fn time(
     mut calls: impl Calls,
-    task: &Task,
-    gpu: Gpu,
+    iters: usize,
+    launches: Option<usize>,
     group: &Group,
 ) -> Result<f64, RankError> {
     let start = agree_on_start(group, 1)?;
@@ -85,7 +86,7 @@ pub(super) fn time(
     // What the hosts' starts differ by is over when this has been delivered.
     calls.call()?;
     calls.mark()?;
-    let launches = match gpu.launches {
+    let launches = match launches {
         Some(launches) => {
             for _ in 0..launches {
                 calls.replay()?;
@@ -93,7 +94,7 @@ pub(super) fn time(
             launches
         }
         None => {
-            for _ in 0..task.iters {
+            for _ in 0..iters {
                 calls.call()?;
             }
             1
@@ -102,7 +103,7 @@ pub(super) fn time(
     calls.mark()?;
     let laps = calls.laps()?;
     let lap = laps.first().copied().unwrap_or_default();
-    Ok(lap.as_secs_f64() * 1e9 / (launches * task.iters) as f64)
+    Ok(lap.as_secs_f64() * 1e9 / (launches * iters) as f64)
 }
 
 /// Collective: waits for what was submitted. A loop that failed on the device does not count.
@@ -126,10 +127,4 @@ pub(super) fn slowest(group: &Group, times: &mut [f64]) -> Result<(f64, f64), Ra
     all.sort_unstable_by(f64::total_cmp);
     // Times of an event's resolution at least, or the rates would be infinite.
     Ok((slowest.max(1.0), p99(&all)))
-}
-
-/// Collective: the sum over all ranks.
-pub(super) fn sum(group: &Group, count: u64) -> Result<u64, RankError> {
-    let all = group.all_gather(&count.to_le_bytes())?;
-    Ok(all.iter().filter_map(|count| word(count)).sum())
 }

@@ -6,10 +6,11 @@
 
 use super::clock::{agree_on_start, wait_until};
 use super::device::{Gpu, TIMEOUT};
-use super::device_loop::{slowest, sum};
+use super::device_loop::slowest;
 use super::measure::Task;
 use super::pattern;
 use super::pipeline::{Row, SEED, say};
+use super::round::sum;
 use crate::gpu;
 use crate::ranks::{Emit, RankError, WayChoice};
 use direct_dcp::Group;

@@ -4,9 +4,9 @@
 
 use super::arrival;
 use super::device::{Gpu, TIMEOUT};
-use super::device_loop::{meet, slowest, sum, time, warm_up};
+use super::device_loop::{meet, slowest, time, warm_up};
 use super::measure::{Mode, POISON, Task, say};
-use super::round::{Row, Stored};
+use super::round::{Row, Stored, sum};
 use super::split::Split;
 use crate::gpu;
 use crate::ranks::{Emit, RankError};
@@ -113,14 +113,19 @@ impl<'a> Case<'a> {
             if left == 0 {
                 self.refill()?;
             }
-            times.push(time(&mut self.finals, task, gpu, group)?);
+            times.push(time(&mut self.finals, task.iters, gpu.launches, group)?);
             if left == 0 && task.check {
                 let planes = self.finals.read()?;
                 let planes = planes.iter().map(Vec::as_slice);
                 self.wrong += arrival::differences(planes, &self.expected);
             }
             meet(&mut &mut self.finals, group)?;
-            passes.push(time((&mut self.staged, delivery), task, gpu, group)?);
+            passes.push(time(
+                (&mut self.staged, delivery),
+                task.iters,
+                gpu.launches,
+                group,
+            )?);
             if left == 0 && task.check {
                 let planes = self.staged.read_planes()?;
                 let planes = planes.iter().map(Vec::as_slice);

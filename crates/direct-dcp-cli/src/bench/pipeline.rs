@@ -4,6 +4,7 @@
 
 use super::clock::{agree_on_start, now, wait_until, word};
 use super::measure::Task;
+use super::printer::heading;
 use super::{Args, Format, pattern};
 use crate::error::Error;
 use crate::gpu::Gpus;
@@ -46,21 +47,7 @@ pub(super) fn run(args: &Args, task: Task, gpus: Option<&Gpus>) -> Result<(), Er
     let table = Table::new(&[12, 8, 11, 9, 6, 9, 9, 6, 7], 0);
     match args.format {
         Format::Table => {
-            let place = match gpus {
-                Some(gpus) => gpus.describe(args.ranks),
-                None => format!(
-                    "{} processors, {} threads per rank",
-                    machine::cores(),
-                    task.blocks
-                ),
-            };
-            report::line(&format!(
-                "# direct-dcp {}: {} ranks as {}, {place}, rows of {} bytes",
-                env!("CARGO_PKG_VERSION"),
-                args.ranks,
-                args.backend,
-                args.row_bytes,
-            ))?;
+            report::line(&heading(args, gpus, &task.blocks.to_string()))?;
             let read = match gpus {
                 Some(_) => "each read by few blocks, as much of it as takes as long",
                 None => "each read by as many copies as take as long",

@@ -27,6 +27,21 @@ pub(super) struct Printer<'a> {
     table: Table,
 }
 
+/// The first line of a table: what is timed. On CPUs ranks have `blocks` threads.
+pub(super) fn heading(args: &Args, gpus: Option<&Gpus>, blocks: &str) -> String {
+    let place = match gpus {
+        Some(gpus) => gpus.describe(args.ranks),
+        None => format!("{} processors, {blocks} threads per rank", machine::cores()),
+    };
+    format!(
+        "# direct-dcp {}: {} ranks as {}, {place}, rows of {} bytes",
+        env!("CARGO_PKG_VERSION"),
+        args.ranks,
+        args.backend,
+        args.row_bytes,
+    )
+}
+
 impl<'a> Printer<'a> {
     pub(super) fn new(args: &'a Args, task: &Task, gpus: Option<Gpus>) -> Self {
         Printer {
@@ -69,21 +84,7 @@ impl<'a> Printer<'a> {
             }
             Format::Table => {}
         }
-        let place = match &self.gpus {
-            Some(gpus) => gpus.describe(args.ranks),
-            None => format!(
-                "{} processors, {} threads per rank",
-                machine::cores(),
-                self.blocks()
-            ),
-        };
-        report::line(&format!(
-            "# direct-dcp {}: {} ranks as {}, {place}, rows of {} bytes",
-            env!("CARGO_PKG_VERSION"),
-            args.ranks,
-            args.backend,
-            args.row_bytes,
-        ))?;
+        report::line(&heading(args, self.gpus.as_ref(), &self.blocks()))?;
         let calls = match args.cudagraph {
             Some(launches) => format!("{launches} launches of a graph of {} calls", args.iters),
             None => format!("{} calls", args.iters),

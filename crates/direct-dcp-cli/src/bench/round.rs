@@ -126,3 +126,9 @@ impl Measured {
         })
     }
 }
+
+/// Collective: what every rank has counted, added up.
+pub(super) fn sum(group: &Group, count: u64) -> Result<u64, RankError> {
+    let all = group.all_gather(&count.to_le_bytes())?;
+    Ok(all.iter().filter_map(|count| word(count)).sum())
+}

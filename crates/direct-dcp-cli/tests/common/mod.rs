@@ -119,6 +119,15 @@ pub(crate) fn example() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/data/minilm_kv_small.safetensors")
 }
 
+/// A file of the larger data, where somebody says where that is.
+pub(crate) fn larger_data(file: &str) -> Option<PathBuf> {
+    let folder = std::env::var_os("DIRECT_DCP_DATA");
+    if folder.is_none() {
+        println!("skipped: DIRECT_DCP_DATA does not name a directory with {file}");
+    }
+    Some(PathBuf::from(folder?).join(file))
+}
+
 /// Bytes that do not repeat.
 pub(crate) fn noise(len: usize) -> Vec<u8> {
     let mut state = 0x2545_F491_4F6C_DD1D_u64;

@@ -155,7 +155,7 @@ impl Task {
                 Err(WorkspaceError::Unsupported { .. }) if self.all => continue,
                 workspace => workspace?,
             };
-            // Such ranks share the engines' queues, too, and may wait for each other for ever.
+            // Such ranks share the engines, too; on an H200 a call once did not start in time.
             let shared = workspace.setting().devices < ranks;
             if self.all && way == WayChoice::CopyEngine && shared {
                 continue;

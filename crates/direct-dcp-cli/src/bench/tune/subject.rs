@@ -2,7 +2,8 @@
 
 use super::super::clock::{agree_on_start, now, wait_until, word};
 use super::super::measure::{Mode, POISON};
-use super::super::pattern;
+use super::super::round::sum;
+use super::super::{device_loop, pattern};
 use crate::ranks::RankError;
 use direct_dcp::cuda::{self, Delivery, Rehearsal};
 use direct_dcp::tuning::Setting;
@@ -19,12 +20,6 @@ pub(super) trait Subject {
 
     /// Nanoseconds of a call in a loop of `iters`, over all ranks.
     fn time(&mut self, group: &Group, mode: Mode, iters: usize) -> Result<f64, RankError>;
-}
-
-/// What every rank has counted, added up.
-fn sum(group: &Group, count: u64) -> Result<u64, RankError> {
-    let all = group.all_gather(&count.to_le_bytes())?;
-    Ok(all.iter().filter_map(|count| word(count)).sum())
 }
 
 /// A way between CPUs.
@@ -132,10 +127,9 @@ impl<'a> OnGpu<'a> {
         })
     }
 
-    /// Waits for what was submitted, and for the other ranks.
-    fn meet(&mut self, group: &Group) -> Result<(), RankError> {
-        self.rehearsal.laps()?;
-        Ok(group.barrier()?)
+    /// Calls of one kind.
+    fn calls(&mut self, mode: Mode) -> (&mut Rehearsal<'a>, Delivery) {
+        (&mut self.rehearsal, mode.into())
     }
 }
 
@@ -144,7 +138,7 @@ impl Subject for OnGpu<'_> {
         let delivery = Delivery::from(mode);
         for _ in 0..calls {
             self.rehearsal.call(delivery)?;
-            self.meet(group)?;
+            device_loop::meet(&mut self.calls(mode), group)?;
         }
         self.seed += 1;
         pattern::fill(&mut self.local, self.seed, group.rank());
@@ -160,31 +154,12 @@ impl Subject for OnGpu<'_> {
         if self.launches.is_some() {
             self.rehearsal.record(mode.into(), iters)?;
         }
-        self.meet(group)
+        device_loop::meet(&mut self.calls(mode), group)
     }
 
     fn time(&mut self, group: &Group, mode: Mode, iters: usize) -> Result<f64, RankError> {
-        let delivery = Delivery::from(mode);
-        wait_until(agree_on_start(group, 1)?, false);
-        // What the hosts' starts differ by is over when this has been delivered.
-        self.rehearsal.call(delivery)?;
-        self.rehearsal.mark()?;
-        match self.launches {
-            Some(launches) => {
-                for _ in 0..launches {
-                    self.rehearsal.replay()?;
-                }
-            }
-            None => {
-                for _ in 0..iters {
-                    self.rehearsal.call(delivery)?;
-                }
-            }
-        }
-        self.rehearsal.mark()?;
-        let lap = self.rehearsal.laps()?.first().copied().unwrap_or_default();
-        let calls = self.launches.unwrap_or(1) * iters;
-        let own = lap.as_secs_f64() * 1e9 / calls as f64;
+        let launches = self.launches;
+        let own = device_loop::time(self.calls(mode), iters, launches, group)?;
         // The slowest rank's.
         let all = group.all_gather(&own.to_bits().to_le_bytes())?;
         let all = all.iter().filter_map(|bits| word(bits)).map(f64::from_bits);
