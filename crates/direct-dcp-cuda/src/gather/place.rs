@@ -248,11 +248,9 @@ impl Lane {
             ));
         }
         // The kernels look at each place themselves, where others may have been written meanwhile.
-        let beyond = placement.runs.iter().map(Run::end);
-        let beyond = beyond
-            .filter(|end| *end > placement.total_rows.into())
-            .max();
-        if let Some(end) = beyond.filter(|_| copies) {
+        let end_of_runs = || placement.runs.iter().map(Run::end).max();
+        let beyond = copies.then(end_of_runs).flatten();
+        if let Some(end) = beyond.filter(|end| *end > placement.total_rows.into()) {
             let what = "end of the places of rows, at most";
             return Err(size(what, placement.total_rows.into(), end));
         }
