@@ -144,9 +144,14 @@ impl Stream {
 
 /// Copies host bytes to a device address and waits.
 ///
+/// It waits for what the stream has to do before it submits the copy: of memory that is not pinned,
+/// a driver may wait for a copy's turn with a lock held that other threads need, to submit what that
+/// turn depends on. The same goes for [`download`].
+///
 /// # Safety
 /// `to` is `from.len()` bytes of memory that the stream's context can write, live through the call.
 pub(crate) unsafe fn upload(stream: &Stream, to: u64, from: &[u8]) -> Result<()> {
+    stream.synchronize()?;
     // SAFETY: the slice outlives the call, and the copy is over when the call returns; the caller
     // vouches for the device range.
     let submitted = unsafe { stream.copy_to_device(to, from.as_ptr(), from.len()) };
@@ -158,6 +163,7 @@ pub(crate) unsafe fn upload(stream: &Stream, to: u64, from: &[u8]) -> Result<()>
 /// # Safety
 /// `from` is `to.len()` bytes of memory that the stream's context can read, live through the call.
 pub(crate) unsafe fn download(stream: &Stream, to: &mut [u8], from: u64) -> Result<()> {
+    stream.synchronize()?;
     // SAFETY: the slice is borrowed mutably through the call, and the copy is over when the call
     // returns; the caller vouches for the device range.
     let submitted = unsafe { stream.copy_to_host(to.as_mut_ptr(), from, to.len()) };

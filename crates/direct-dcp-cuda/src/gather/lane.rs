@@ -73,7 +73,8 @@ impl From<CudaError> for LaunchError {
 /// One rank's end of one ubatch.
 pub struct Lane {
     options: LaneOptions,
-    context: Context,
+    /// What is done when it is built, and rehearsals, go there; a caller's calls do not.
+    stream: Arc<Stream>,
     own: Receiver,
     slot_bytes: u64,
     ends: Box<[End]>,
@@ -109,6 +110,8 @@ struct Holds {
 
 impl Lane {
     /// A lane whose calls go by any of `reaches`, which all lead to the same memory of the ranks.
+    /// `stream` is for its own work, now and in rehearsals: drivers have few hardware queues for
+    /// streams, so it is best shared by the lanes of a rank.
     /// `own` is this rank's own part of it, and `memory` keeps all of it alive. The header of `own`
     /// is zero, and every rank knows that before the first call.
     ///
@@ -116,6 +119,7 @@ impl Lane {
     /// [`CudaError::InvalidArgument`] for sizes that do not fit each other, else the driver's.
     pub fn new(
         options: LaneOptions,
+        stream: &Arc<Stream>,
         reaches: Vec<Reach>,
         own: Receiver,
         memory: Vec<Arc<dyn Any + Send + Sync>>,
@@ -123,14 +127,12 @@ impl Lane {
         let layout = &options.layout;
         let fit = options.rank < layout.world_size
             && layout.slots >= 2
+            && !reaches.is_empty()
             && reaches.iter().all(|reach| reach.fits(layout.world_size));
-        let Some(first) = reaches.first().filter(|_| fit) else {
-            return Err(CudaError::invalid(
-                "lane",
-                "sizes that fit",
-                format!("{options:?}"),
-            ));
-        };
+        if !fit {
+            let got = format!("{options:?}");
+            return Err(CudaError::invalid("lane", "sizes that fit", got));
+        }
         let Some(slot_bytes) = layout.slot_bytes() else {
             return Err(CudaError::invalid(
                 "layout",
@@ -138,19 +140,18 @@ impl Lane {
                 format!("{layout:?}"),
             ));
         };
-        let context = first.kernel.context().clone();
-        let stream = Stream::new(&context)?;
-        let ends = reaches.into_iter().map(|reach| End::new(reach, &stream));
+        let context = stream.context();
+        let ends = reaches.into_iter().map(|reach| End::new(reach, stream));
         let ends = ends.collect::<Result<_, _>>()?;
-        let state = DeviceBuffer::new(&context, size_of::<State>())?;
-        state.upload(&stream, 0, &[0; size_of::<State>()])?;
-        let words = Words::new(&context, layout.world_size)?;
+        let state = DeviceBuffer::new(context, size_of::<State>())?;
+        state.upload(stream, 0, &[0; size_of::<State>()])?;
+        let words = Words::new(context, layout.world_size)?;
         stream.synchronize()?;
         Ok(Lane {
             book: Mutex::new(Book {
                 issued: 0,
                 asks: false,
-                last: Event::new(&context)?,
+                last: Event::new(context)?,
                 last_stream: None,
             }),
             holds: Mutex::default(),
@@ -160,7 +161,7 @@ impl Lane {
             state,
             words,
             _memory: memory,
-            context,
+            stream: stream.clone(),
             options,
         })
     }
@@ -242,10 +243,16 @@ impl Lane {
         &self.options
     }
 
+    /// The stream of its own work.
+    #[must_use]
+    pub fn stream(&self) -> &Arc<Stream> {
+        &self.stream
+    }
+
     /// The context that it works in.
     #[must_use]
     pub fn context(&self) -> &Context {
-        &self.context
+        self.stream.context()
     }
 
     /// Waits until the last call that was submitted, and not captured, has ended, well or not.
@@ -624,7 +631,7 @@ impl Held {
     /// # Errors
     /// The driver's; the slot is released all the same, and the stream was waited for.
     pub fn release_after(self, stream: &Stream) -> Result<(), CudaError> {
-        let recorded = Event::new(&self.lane.context).and_then(|event| {
+        let recorded = Event::new(self.lane.context()).and_then(|event| {
             event.record(stream)?;
             Ok(event)
         });

@@ -59,7 +59,7 @@ impl Pass {
         });
         let (bytes, header) = sizes.ok_or_else(too_large)?;
         let memory = DeviceBuffer::new(context, bytes)?;
-        memory.upload(&Stream::new(context)?, 0, &vec![0; header])?;
+        memory.upload(beside.stream(), 0, &vec![0; header])?;
         let own = layout.receiver(memory.address(), 0).ok_or_else(too_large)?;
         let reach = Reach {
             kernel: match beside.end(Route::Push) {
@@ -77,7 +77,13 @@ impl Pass {
         let memory: Arc<dyn Any + Send + Sync> = Arc::new(memory);
         Ok(Pass {
             held: None,
-            lane: Arc::new(Lane::new(options, vec![reach], own, vec![memory])?),
+            lane: Arc::new(Lane::new(
+                options,
+                beside.stream(),
+                vec![reach],
+                own,
+                vec![memory],
+            )?),
             placement,
             call: CallOptions {
                 route: Route::Push,

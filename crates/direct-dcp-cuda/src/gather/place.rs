@@ -11,7 +11,6 @@ use super::route::{CallOptions, Route};
 use super::rows::DeviceRows;
 use super::runs::Run;
 use crate::buffer::DeviceBuffer;
-use crate::context::Context;
 use crate::error::{CudaError, Result};
 use crate::function::Param;
 use crate::stream::Stream;
@@ -31,15 +30,15 @@ pub struct DevicePlacement {
 }
 
 impl DevicePlacement {
-    /// Uploads `places`, the row of the result that each local row becomes, or -1, and waits. The
-    /// result has `total_rows` rows, split after each of `planes` bytes; `digest` is the same on
+    /// Uploads `places`, the row of the result that each local row becomes, or -1, on `stream`, and
+    /// waits. The result has `total_rows` rows, split after each of `planes` bytes; `digest` is the same on
     /// all ranks of a call.
     ///
     /// # Errors
     /// [`CudaError::InvalidArgument`](crate::CudaError::InvalidArgument) for no planes, an empty
     /// one, or too many, else the driver's.
     pub fn new(
-        context: &Context,
+        stream: &Stream,
         places: &[i32],
         total_rows: u32,
         planes: &[u32],
@@ -56,8 +55,8 @@ impl DevicePlacement {
             .flat_map(|place| place.to_ne_bytes())
             .collect();
         // Also a rank without rows has an address.
-        let buffer = DeviceBuffer::new(context, bytes.len().max(4))?;
-        buffer.upload(&Stream::new(context)?, 0, &bytes)?;
+        let buffer = DeviceBuffer::new(stream.context(), bytes.len().max(4))?;
+        buffer.upload(stream, 0, &bytes)?;
         let mut widths = [0; PLANES];
         for (to, &width) in widths.iter_mut().zip(planes) {
             *to = width;

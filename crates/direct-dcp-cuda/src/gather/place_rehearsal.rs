@@ -13,7 +13,6 @@ use super::route::CallOptions;
 use super::rows::DeviceRows;
 use super::timeline::Timeline;
 use crate::buffer::DeviceBuffer;
-use crate::context::Context;
 use crate::error::{CudaError, Result, check_span};
 use crate::graph::CaptureMode;
 
@@ -58,20 +57,20 @@ struct Call {
 }
 
 impl PlaceRehearsal {
-    /// Room for `bytes` bytes of rows, for gathers through `lane`, whose context this is.
+    /// Room for `bytes` bytes of rows, for gathers through `lane`, on the lane's stream.
     ///
     /// It allocates, as [`add`](PlaceRehearsal::add) does, for which drivers may wait until the
     /// device is idle: no rank may wait for this one meanwhile. The same goes for dropping it.
     ///
     /// # Errors
     /// The driver's.
-    pub fn new(context: &Context, lane: &Arc<Lane>, bytes: usize) -> Result<Self> {
+    pub fn new(lane: &Arc<Lane>, bytes: usize) -> Result<Self> {
         Ok(PlaceRehearsal {
-            timeline: Timeline::new(context)?,
+            timeline: Timeline::new(lane.stream()),
             held: None,
             calls: Vec::new(),
             // A rank without rows has an address all the same.
-            rows: DeviceBuffer::new(context, bytes.max(1))?,
+            rows: DeviceBuffer::new(lane.context(), bytes.max(1))?,
             lane: lane.clone(),
         })
     }

@@ -14,7 +14,6 @@ use super::route::CallOptions;
 use super::rows::DeviceRows;
 use super::timeline::Timeline;
 use crate::buffer::DeviceBuffer;
-use crate::context::Context;
 use crate::error::{CudaError, Result};
 use crate::stream::Stream;
 
@@ -31,20 +30,20 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// A reader of gathers of `shape` through `lane`, whose context this is.
+    /// A reader of gathers of `shape` through `lane`, on the lane's stream.
     ///
     /// It allocates, for which drivers may wait until the device is idle: no rank may wait for this
     /// one meanwhile. The same goes for dropping it.
     ///
     /// # Errors
     /// The driver's.
-    pub fn new(context: &Context, lane: &Arc<Lane>, shape: Shape) -> Result<Self> {
+    pub fn new(lane: &Arc<Lane>, shape: Shape) -> Result<Self> {
         let too_large = |_| CudaError::invalid("rows", "a size that memory can hold", shape.rows);
         let slice = usize::try_from(shape.bytes()).map_err(too_large)?;
         Ok(Reader {
-            timeline: Timeline::new(context)?,
+            timeline: Timeline::new(lane.stream()),
             pass: None,
-            local: DeviceBuffer::new(context, slice)?,
+            local: DeviceBuffer::new(lane.context(), slice)?,
             shape,
             lane: lane.clone(),
         })

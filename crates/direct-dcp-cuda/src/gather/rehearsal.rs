@@ -13,7 +13,6 @@ use super::route::{CallOptions, Delivery};
 use super::rows::{DeviceRows, DeviceRowsMut};
 use super::timeline::Timeline;
 use crate::buffer::DeviceBuffer;
-use crate::context::Context;
 use crate::error::{CudaError, Result};
 use crate::graph::CaptureMode;
 
@@ -39,20 +38,21 @@ pub struct Rehearsal {
 }
 
 impl Rehearsal {
-    /// Room for gathers of `shape` through `lane`, whose context this is.
+    /// Room for gathers of `shape` through `lane`, on the lane's stream.
     ///
     /// It allocates, for which drivers may wait until the device is idle: no rank may wait for this
     /// one meanwhile. The same goes for dropping it.
     ///
     /// # Errors
     /// The driver's.
-    pub fn new(context: &Context, lane: &Arc<Lane>, shape: Shape) -> Result<Self> {
+    pub fn new(lane: &Arc<Lane>, shape: Shape) -> Result<Self> {
+        let context = lane.context();
         let too_large = || CudaError::invalid("rows", "a size that memory can hold", shape.rows);
         let slice = usize::try_from(shape.bytes()).map_err(|_| too_large())?;
         let ranks = lane.options().layout.world_size as usize;
         let all = slice.checked_mul(ranks).ok_or_else(too_large)?;
         Ok(Rehearsal {
-            timeline: Timeline::new(context)?,
+            timeline: Timeline::new(lane.stream()),
             held: None,
             pass: None,
             local: DeviceBuffer::new(context, slice)?,

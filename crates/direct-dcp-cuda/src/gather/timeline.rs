@@ -4,14 +4,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::context::Context;
 use crate::error::{CudaError, Result};
 use crate::event::Event;
 use crate::graph::{Capture, ExecutableGraph};
 use crate::stream::Stream;
 
-/// A stream, and graphs that are launched on no other. What it was given to do is over when it is
-/// dropped, so it goes before everything that its work uses.
+/// What is done on a stream, and graphs that are launched on no other. All that was submitted to the
+/// stream is over when this is dropped, so it goes before everything that its work uses.
 #[derive(Debug)]
 pub(super) struct Timeline {
     graphs: Vec<ExecutableGraph>,
@@ -22,13 +21,13 @@ pub(super) struct Timeline {
 }
 
 impl Timeline {
-    pub(super) fn new(context: &Context) -> Result<Self> {
-        Ok(Timeline {
+    pub(super) fn new(stream: &Arc<Stream>) -> Self {
+        Timeline {
             graphs: Vec::new(),
             marks: Vec::new(),
             spare: Vec::new(),
-            stream: Arc::new(Stream::new(context)?),
-        })
+            stream: stream.clone(),
+        }
     }
 
     pub(super) fn stream(&self) -> &Arc<Stream> {

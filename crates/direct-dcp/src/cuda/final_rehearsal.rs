@@ -36,7 +36,7 @@ impl<'a> FinalRehearsal<'a> {
     /// [`GatherError::InvalidArgument`] or [`GatherError::Driver`].
     pub fn new(gather: &'a KvGather, ubatch: usize, bytes: usize) -> Result<Self, GatherError> {
         let lane = gather.ready(ubatch)?;
-        let inner = PlaceRehearsal::new(gather.workspace().context(), lane, bytes);
+        let inner = PlaceRehearsal::new(lane, bytes);
         Ok(FinalRehearsal {
             gather,
             ubatch,
@@ -93,7 +93,7 @@ impl<'a> FinalRehearsal<'a> {
     fn add(&mut self, layout: &FinalLayout, source: RowSource) -> Result<usize, GatherError> {
         let workspace = self.gather.workspace();
         self.gather.check_final(layout.format(), None)?;
-        let index = upload(workspace.context(), layout)
+        let index = upload(self.lane.stream(), layout)
             .and_then(|placement| self.inner.add(placement, source))
             .map_err(|error| from_cuda(&error))?;
         self.spans.push(layout.spans(workspace.capacity_rows()));

@@ -22,7 +22,7 @@ impl FinalLayout {
     /// # Errors
     /// [`GatherError::Driver`].
     pub fn new(context: &Context, layout: &crate::FinalLayout) -> Result<Self, GatherError> {
-        let device = upload(context, layout);
+        let device = Stream::new(context).and_then(|stream| upload(&stream, layout));
         Ok(FinalLayout {
             placement: device.map_err(|error| from_cuda(&error))?,
             layout: layout.clone(),
@@ -54,12 +54,12 @@ impl FinalLayout {
 
 /// The placement of `layout`, in the memory of a device.
 pub(super) fn upload(
-    context: &Context,
+    stream: &Stream,
     layout: &crate::FinalLayout,
 ) -> Result<DevicePlacement, CudaError> {
     let placement = layout.placement();
     DevicePlacement::new(
-        context,
+        stream,
         &placement.places(),
         placement.total_rows(),
         placement.planes(),

@@ -51,7 +51,7 @@ impl<'a> Rehearsal<'a> {
     /// [`GatherError::InvalidArgument`] or [`GatherError::Driver`].
     pub fn new(gather: &'a KvGather, ubatch: usize, bytes: usize) -> Result<Self, GatherError> {
         let (lane, shape) = gather.prepare(ubatch, bytes)?;
-        let inner = gather::Rehearsal::new(gather.workspace().context(), lane, shape);
+        let inner = gather::Rehearsal::new(lane, shape);
         Ok(Rehearsal {
             gather,
             ubatch,
@@ -85,7 +85,7 @@ impl<'a> Rehearsal<'a> {
                 got,
             ));
         }
-        let pass = upload(self.gather.workspace().context(), layout).and_then(|placement| {
+        let pass = upload(self.lane.stream(), layout).and_then(|placement| {
             Pass::new(self.lane, placement, self.gather.workspace().max_blocks())
         });
         let set = pass.and_then(|pass| self.inner.set_pass(pass));

@@ -45,7 +45,7 @@ impl WindowRehearsal {
     ) -> Result<Self, GatherError> {
         let gather = gather.into();
         let (lane, shape) = gather.prepare(ubatch, bytes)?;
-        let reader = Reader::new(gather.workspace().context(), lane, shape);
+        let reader = Reader::new(lane, shape);
         Ok(WindowRehearsal {
             reader: reader.map_err(|error| from_cuda(&error))?,
             pipeline: Pipeline::new(gather.clone(), ubatch)?,
@@ -97,7 +97,7 @@ impl WindowRehearsal {
             .and_then(|map| FinalLayout::new(&map, format, &[format.dim()]))
             .map_err(|_| refused())?;
         let lane = self.gather.ready(self.ubatch)?;
-        let set = upload(workspace.context(), &layout)
+        let set = upload(lane.stream(), &layout)
             .and_then(|placement| Pass::new(lane, placement, Some(blocks)))
             .and_then(|pass| self.reader.set_pass(pass, narrow));
         set.map_err(|error| from_cuda(&error))?;

@@ -69,24 +69,25 @@ impl Workspace {
         let opened = options.layout(group.world_size()).and_then(|layout| {
             let bytes = layout.bytes().and_then(|bytes| usize::try_from(bytes).ok());
             let bytes = bytes.ok_or_else(|| options.too_large())?;
-            let context = open(ordinal).map_err(|error| refused(group, error))?;
-            Ok((layout, bytes, context))
+            let stream = open(ordinal).map_err(|error| refused(group, error))?;
+            Ok((layout, bytes, stream))
         });
-        let (layout, bytes, context) = agree(group, &options, opened)?;
-        let fact = fact(&context).map_err(|error| refused(group, error));
+        let (layout, bytes, stream) = agree(group, &options, opened)?;
+        let context = stream.context();
+        let fact = fact(context).map_err(|error| refused(group, error));
         let facts = Fact::exchange(group, &everybody(group, fact)?)?;
         let sharing = facts
             .iter()
             .filter(|fact| fact.uuid == facts[group.rank()].uuid)
             .count();
-        let memory = SymmetricMemory::new(group, &context, bytes, &facts)?;
+        let memory = SymmetricMemory::new(group, context, bytes, &facts)?;
 
         let setting = memory::setting(group.one_process(), &facts);
         let builder = Builder {
             group,
             options: &options,
             layout,
-            context: &context,
+            stream: &stream,
             memory: &memory,
             sharing: sharing as u32,
         };
@@ -115,7 +116,7 @@ impl Workspace {
             options,
             choice,
             setting,
-            context,
+            context: context.clone(),
             sharing: sharing as u32,
         })
     }
@@ -228,9 +229,11 @@ impl fmt::Debug for Workspace {
     }
 }
 
-fn open(ordinal: u32) -> Result<Context, CudaError> {
+/// A stream of the device's context.
+fn open(ordinal: u32) -> Result<Arc<Stream>, CudaError> {
     let driver = Driver::load()?;
-    Context::new(&Device::new(&driver, ordinal)?)
+    let context = Context::new(&Device::new(&driver, ordinal)?)?;
+    Stream::new(&context).map(Arc::new)
 }
 
 fn fact(context: &Context) -> Result<Fact, CudaError> {
@@ -249,7 +252,8 @@ struct Builder<'a> {
     group: &'a Group,
     options: &'a WorkspaceOptions,
     layout: Layout,
-    context: &'a Context,
+    /// For set-up and rehearsals, on all ubatches.
+    stream: &'a Arc<Stream>,
     memory: &'a SymmetricMemory,
     sharing: u32,
 }
@@ -294,7 +298,11 @@ impl Builder<'_> {
     fn try_choice(&self, choice: &Choice) -> Result<Vec<Arc<Lane>>, WorkspaceError> {
         let uses = choice.uses();
         let multicast = match uses.iter().any(|(_, way)| *way == Way::Multicast) {
-            true => Some(multicast::map(self.group, self.context, self.memory)?),
+            true => Some(multicast::map(
+                self.group,
+                self.stream.context(),
+                self.memory,
+            )?),
             false => None,
         };
         self.clear_headers()?;
@@ -307,7 +315,7 @@ impl Builder<'_> {
         }
         let kernels = transports
             .into_iter()
-            .map(|transport| Ok((transport, Kernel::load(self.context, transport)?)))
+            .map(|transport| Ok((transport, Kernel::load(self.stream.context(), transport)?)))
             .collect::<Result<Vec<_>, CudaError>>();
         let kernels = everybody(
             self.group,
@@ -331,13 +339,12 @@ impl Builder<'_> {
         let cleared = (|| {
             let header = vec![0; self.layout.header_bytes().unwrap_or_default() as usize];
             let stride = self.layout.ubatch_bytes().unwrap_or_default() as usize;
-            let stream = Stream::new(self.context)?;
             for ubatch in 0..self.layout.ubatches as usize {
                 self.memory
                     .own()
-                    .upload(&stream, ubatch * stride, &header)?;
+                    .upload(self.stream, ubatch * stride, &header)?;
             }
-            stream.synchronize()
+            Ok(())
         })();
         everybody(
             self.group,
@@ -381,7 +388,7 @@ impl Builder<'_> {
                 };
                 let reaches = kernels.iter().map(reach).collect::<Result<_, _>>()?;
                 let own = place(self.memory.own().address())?;
-                Lane::new(options, reaches, own, memory.clone())
+                Lane::new(options, self.stream, reaches, own, memory.clone())
                     .map(Arc::new)
                     .map_err(cuda)
             })
@@ -405,7 +412,7 @@ impl Builder<'_> {
         let trial = shape(self.options.format, local.len(), most)
             .map_err(|error| refused(self.group, error))
             .and_then(|shape| {
-                let trial = Rehearsal::new(self.context, lane, shape).and_then(|mut trial| {
+                let trial = Rehearsal::new(lane, shape).and_then(|mut trial| {
                     trial.set_rows(&local)?;
                     trial.fill_out(POISON)?;
                     trial.wait()?;
