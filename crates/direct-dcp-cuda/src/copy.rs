@@ -5,6 +5,7 @@
 use core::ffi::c_void;
 
 use crate::error::Result;
+use crate::pinned::PinnedBuffer;
 use crate::stream::Stream;
 use crate::sys::{CU_MEMORYTYPE_UNIFIED, CUDA_MEMCPY2D};
 
@@ -20,7 +21,8 @@ use crate::sys::{CU_MEMORYTYPE_UNIFIED, CUDA_MEMCPY2D};
 /// replay), and nobody else writes it, or reads what is written, meanwhile without ordering.
 /// A multicast mapping is never an operand.
 impl Stream {
-    /// Submits a copy from host memory to device memory.
+    /// Submits a copy from host memory to device memory. If the host's is not pinned, a driver may wait
+    /// for the stream here, with a lock held that other threads need.
     ///
     /// # Errors
     /// The driver's.
@@ -35,7 +37,8 @@ impl Stream {
         })
     }
 
-    /// Submits a copy from device memory to host memory.
+    /// Submits a copy from device memory to host memory. If the host's is not pinned, a driver may wait
+    /// for the stream here, with a lock held that other threads need.
     ///
     /// # Errors
     /// The driver's.
@@ -146,7 +149,7 @@ impl Stream {
 ///
 /// It waits for what the stream has to do before it submits the copy: of memory that is not pinned,
 /// a driver may wait for a copy's turn with a lock held that other threads need, to submit what that
-/// turn depends on. The same goes for [`download`].
+/// turn depends on. The same goes for [`download`]. Other threads leave the stream alone meanwhile.
 ///
 /// # Safety
 /// `to` is `from.len()` bytes of memory that the stream's context can write, live through the call.
@@ -168,6 +171,20 @@ pub(crate) unsafe fn download(stream: &Stream, to: &mut [u8], from: u64) -> Resu
     // returns; the caller vouches for the device range.
     let submitted = unsafe { stream.copy_to_host(to.as_mut_ptr(), from, to.len()) };
     submitted.and(settle(stream))
+}
+
+/// Copies the 64-bit word at a device address to the first one of `through`, and waits. Other
+/// threads may submit to the stream meanwhile, as `through` is pinned.
+///
+/// # Safety
+/// `from` is a word that the stream's context can read, live through the call.
+pub(crate) unsafe fn fetch_u64(stream: &Stream, through: &PinnedBuffer, from: u64) -> Result<u64> {
+    let bytes = through.bytes().min(size_of::<u64>());
+    // SAFETY: so many bytes the buffer has, and the copy is over when the call returns; the caller
+    // vouches for the word.
+    let submitted = unsafe { stream.copy_to_host(through.as_ptr(), from, bytes) };
+    submitted.and(settle(stream))?;
+    through.load_u64(0)
 }
 
 /// Waits until the stream no longer touches the host slice of a blocking copy.

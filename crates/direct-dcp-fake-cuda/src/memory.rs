@@ -133,6 +133,12 @@ pub(crate) struct Buffer {
     pub(crate) pinned: bool,
 }
 
+/// Whether an address is in pinned host memory.
+pub(crate) fn is_pinned(state: &State, address: u64) -> bool {
+    let before = state.buffers.range(..=address).next_back();
+    before.is_some_and(|(base, buffer)| buffer.pinned && address < base + buffer.size as u64)
+}
+
 /// Whether a device may touch a span, and at which host address it lies.
 ///
 /// `copy` is true for copies by the driver, which reach plain memory of any device.

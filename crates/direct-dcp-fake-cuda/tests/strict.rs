@@ -3,6 +3,7 @@
 #![allow(unsafe_code)] // raw driver calls
 
 use core::ffi::{c_int, c_uint, c_void};
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use direct_dcp_fake_cuda::{Fake, library_path};
 
@@ -141,6 +142,34 @@ fn what_is_out_of_order_is_refused() {
     assert_eq!(raw.call("cuMemUnmap", &[range, unit]), 211);
     assert_eq!(raw.call("cuMemAddressFree", &[range, unit]), 1);
     assert_eq!(raw.call("cuMemAddressFree", &[range, both]), 0);
+
+    // Copies of host memory that is not pinned do not wait for their turn.
+    let gate = raw.create("cuMemHostAlloc", &[8, 0]);
+    let buffer = raw.create("cuMemAlloc_v2", &[8]);
+    let mut there = [0_u8; 8];
+    let pageable = [place(&mut there), buffer, 8, 0];
+    assert_eq!(
+        raw.call("cuMemcpyHtoDAsync_v2", &[buffer, address(&host), 8, 0]),
+        0
+    );
+    assert_eq!(raw.call("cuStreamSynchronize", &[0]), 0);
+    assert_eq!(raw.call("cuStreamWaitValue32_v2", &[0, gate, 1, 1]), 0);
+    assert_eq!(
+        raw.call("cuMemcpyDtoHAsync_v2", &pageable),
+        800,
+        "a busy stream"
+    );
+    let pinned = [gate, buffer, 4, 0];
+    assert_eq!(raw.call("cuMemcpyDtoHAsync_v2", &pinned), 0, "but pinned");
+    // SAFETY: the word is pinned memory of this process, used by nobody else but atomically.
+    unsafe { AtomicU32::from_ptr(core::ptr::with_exposed_provenance_mut(gate as usize)) }
+        .store(1, Ordering::Release);
+    assert_eq!(raw.call("cuStreamSynchronize", &[0]), 0);
+    assert_eq!(raw.call("cuMemcpyDtoHAsync_v2", &pageable), 0);
+    assert_eq!(raw.call("cuStreamSynchronize", &[0]), 0);
+    assert_eq!(there, host);
+    assert_eq!(raw.call("cuMemFree_v2", &[buffer]), 0);
+    assert_eq!(raw.call("cuMemFreeHost", &[gate]), 0);
 
     // Multicast.
     let memory = raw.create("cuMemCreate", &[unit, address(&DEVICE_0), 0]);

@@ -17,9 +17,11 @@ use super::rows::{DeviceRows, DeviceRowsMut};
 use super::words::{Report, Words};
 use crate::buffer::DeviceBuffer;
 use crate::context::Context;
+use crate::copy;
 use crate::error::CudaError;
 use crate::event::Event;
 use crate::function::{Function, LaunchShape, Param};
+use crate::pinned::PinnedBuffer;
 use crate::stream::Stream;
 
 /// How a lane is built.
@@ -79,6 +81,8 @@ pub struct Lane {
     slot_bytes: u64,
     ends: Box<[End]>,
     state: DeviceBuffer,
+    /// The last epoch that was read.
+    epoch: PinnedBuffer,
     words: Words,
     /// The mappings that the addresses are in.
     _memory: Vec<Arc<dyn Any + Send + Sync>>,
@@ -159,6 +163,7 @@ impl Lane {
             slot_bytes,
             ends,
             state,
+            epoch: PinnedBuffer::new(context, size_of::<u64>())?,
             words,
             _memory: memory,
             stream: stream.clone(),
@@ -231,10 +236,9 @@ impl Lane {
     /// # Errors
     /// The driver's.
     pub fn epoch(&self, stream: &Stream) -> Result<u64, CudaError> {
-        let mut epoch = [0; 8];
-        self.state
-            .download(stream, offset_of!(State, epoch), &mut epoch)?;
-        Ok(u64::from_ne_bytes(epoch))
+        let word = self.state.address() + offset_of!(State, epoch) as u64;
+        // SAFETY: a word of the state, which lives as long as the lane.
+        unsafe { copy::fetch_u64(stream, &self.epoch, word) }
     }
 
     /// How it was built.

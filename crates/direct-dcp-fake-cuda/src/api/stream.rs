@@ -12,7 +12,7 @@ use crate::abi::{Copy2d, End2d, In, Out};
 use crate::call::export;
 use crate::capture::{refuse_captured, submit};
 use crate::code::{Code, Outcome, ensure};
-use crate::memory::check_access;
+use crate::memory::{check_access, is_pinned};
 use crate::state::{State, new_handle, require_context, state};
 use crate::stream::{Event, Kind, Stream, Work};
 
@@ -52,10 +52,10 @@ fn thread_number() -> u64 {
 }
 
 /// Submits work to a stream of the current context.
-fn queue(handle: usize, work: impl FnOnce(&State, u32) -> Outcome<Work>) -> Outcome {
+fn queue(handle: usize, work: impl FnOnce(&State, &Stream, u32) -> Outcome<Work>) -> Outcome {
     let mut state = state();
     let (stream, device) = find(&mut state, handle)?;
-    let work = work(&state, device)?;
+    let work = work(&state, &stream, device)?;
     submit(&state, &stream, work, Kind::Ordinary)
 }
 
@@ -77,6 +77,14 @@ enum End {
 }
 
 impl End {
+    /// Whether this is host memory that the driver has not pinned.
+    fn is_pageable(self, state: &State) -> bool {
+        match self {
+            Self::Host(pointer) => !is_pinned(state, pointer.0.addr() as u64),
+            Self::Device(_) => false,
+        }
+    }
+
     fn resolve(self, state: &State, device: u32, bytes: usize, write: bool) -> Outcome<Carried> {
         match self {
             Self::Host(pointer) => {
@@ -90,8 +98,15 @@ impl End {
     }
 }
 
+///
+/// Host memory that is not pinned is copied on idle streams only. A real driver may wait for the
+/// stream there, with a lock held that other threads need to submit what the stream waits for.
 fn copy(stream: usize, to: End, from: End, bytes: usize) -> Outcome {
-    queue(stream, |state, device| {
+    queue(stream, |state, stream, device| {
+        if to.is_pageable(state) || from.is_pageable(state) {
+            let busy = stream.capture().is_none() && stream.query() == Err(Code::NOT_READY);
+            ensure(!busy, Code::NOT_PERMITTED)?;
+        }
         to.resolve(state, device, bytes, true)?;
         from.resolve(state, device, bytes, false)?;
         Ok(Arc::new(move || {
@@ -124,7 +139,7 @@ fn copy_rows(stream: usize, copy: Copy2d) -> Outcome {
     ensure(right, Code::INVALID_VALUE)?;
     let (from, to) = ((from.device, from.pitch), (to.device, to.pitch));
     let at = |(start, pitch): (u64, usize), row: usize| start + (row * pitch) as u64;
-    queue(stream, |state, device| {
+    queue(stream, |state, _, device| {
         for row in 0..height {
             check_access(state, device, at(from, row), width, false, true)?;
             check_access(state, device, at(to, row), width, true, true)?;
@@ -148,7 +163,7 @@ fn copy_rows(stream: usize, copy: Copy2d) -> Outcome {
 fn fill<const N: usize>(stream: usize, address: u64, pattern: [u8; N], count: usize) -> Outcome {
     let bytes = count.checked_mul(N).ok_or(Code::INVALID_VALUE)?;
     ensure(address.is_multiple_of(N as u64), Code::INVALID_VALUE)?;
-    queue(stream, |state, device| {
+    queue(stream, |state, _, device| {
         check_access(state, device, address, bytes, true, true)?;
         Ok(Arc::new(move || {
             let state = crate::state::state();
@@ -306,7 +321,7 @@ export! {
 
     fn cuStreamWriteValue32_v2(stream: usize, address: u64, value: u32, flags: c_uint) {
         ensure(flags <= 1 && address.is_multiple_of(4), Code::INVALID_VALUE)?;
-        queue(stream, |state, device| {
+        queue(stream, |state, _, device| {
             check_access(state, device, address, 4, true, false)?;
             Ok(Arc::new(move || {
                 with_word(device, address, |word| word.store(value, Ordering::Release))
@@ -315,7 +330,7 @@ export! {
     }
     fn cuStreamWaitValue32_v2(stream: usize, address: u64, value: u32, flags: c_uint) {
         ensure(flags <= 1 && address.is_multiple_of(4), Code::INVALID_VALUE)?;
-        queue(stream, |state, device| {
+        queue(stream, |state, _, device| {
             check_access(state, device, address, 4, false, false)?;
             Ok(Arc::new(move || loop {
                 let seen = with_word(device, address, |word| word.load(Ordering::Acquire))?;

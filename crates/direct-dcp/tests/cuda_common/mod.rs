@@ -422,6 +422,8 @@ impl Rank {
 /// Reads device memory that a call has lent, after the work of the stream.
 pub(crate) fn read(stream: &Stream, address: u64, bytes: usize) -> Vec<u8> {
     let mut to = vec![0; bytes];
+    // A copy to memory that is not pinned had better not wait for its turn.
+    stream.synchronize().unwrap();
     // SAFETY: the vector outlives the copy, which is waited for; the memory is what a call said.
     unsafe { stream.copy_to_host(to.as_mut_ptr(), address, bytes) }.unwrap();
     stream.synchronize().unwrap();

@@ -102,13 +102,15 @@ pub struct CudaGather {
     // Let go first: that ends the peers' waits, for which freeing memory may wait.
     gather: KvGather,
     desks: Vec<Mutex<Desk>>,
+    /// For reading what was lent, from any thread: one at a time, and nothing else is on it.
+    reader: Arc<Mutex<Stream>>,
 }
 
 /// One ubatch's stream, and a copy of its caller's storage. All work on the storage is on the
 /// stream, and over when a call returns.
 #[derive(Debug)]
 struct Desk {
-    stream: Arc<Stream>,
+    stream: Stream,
     storage: DeviceBuffer,
 }
 
@@ -122,12 +124,17 @@ impl CudaGather {
         let bytes = all * (world + 1) + MARGINS;
         let desks = (0..workspace.ubatches()).map(|_| {
             Ok(Mutex::new(Desk {
-                stream: Arc::new(Stream::new(context)?),
+                stream: Stream::new(context)?,
                 storage: DeviceBuffer::new(context, bytes)?,
             }))
         });
         let desks = desks.collect::<Result<_, CudaError>>()?;
-        Ok(CudaGather { gather, desks })
+        let reader = Arc::new(Mutex::new(Stream::new(context)?));
+        Ok(CudaGather {
+            gather,
+            desks,
+            reader,
+        })
     }
 
     pub(super) fn inner(&self) -> &KvGather {
@@ -255,7 +262,7 @@ impl Gather for CudaGather {
         self.gather.wait(&desk.stream)?;
         Ok(CudaRows {
             gathered,
-            stream: desk.stream.clone(),
+            reader: self.reader.clone(),
         })
     }
 
@@ -270,11 +277,11 @@ impl Gather for CudaGather {
     }
 }
 
-/// A slot that is lent.
+/// A slot that is lent, where the rows have arrived.
 #[derive(Debug)]
 pub struct CudaRows {
     gathered: Gathered,
-    stream: Arc<Stream>,
+    reader: Arc<Mutex<Stream>>,
 }
 
 impl Rows for CudaRows {
@@ -285,13 +292,11 @@ impl Rows for CudaRows {
     fn bytes(&self) -> Cow<'_, [u8]> {
         let mut bytes = vec![0; self.gathered.bytes() as usize];
         let address = self.gathered.address().expect("an address of its own");
+        let reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the slot is lent, and the vector outlives the copy, which is waited for below; it
         // is not touched if it cannot be.
-        let copied = unsafe {
-            self.stream
-                .copy_to_host(bytes.as_mut_ptr(), address, bytes.len())
-        };
-        let waited = self.stream.synchronize();
+        let copied = unsafe { reader.copy_to_host(bytes.as_mut_ptr(), address, bytes.len()) };
+        let waited = reader.synchronize();
         copied.and(waited).expect("a copy of the slot");
         Cow::Owned(bytes)
     }
