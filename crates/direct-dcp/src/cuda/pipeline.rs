@@ -44,6 +44,10 @@ use crate::window::{Turn, Windows};
 /// # }
 /// ```
 ///
+/// Gathers take multiprocessors and memory bandwidth from what reads the windows. Where that is slow
+/// to begin with, a workspace of few [blocks](crate::WorkspaceOptions::blocks), 16 or so, lets the
+/// two go on side by side.
+///
 /// What goes wrong on the device is told by the next `submit` or `acquire`, or by
 /// [`KvGather::check`] and [`wait`](KvGather::wait), and ends the generation: no window can be
 /// acquired any more, also of those that were gathered. Windows that were acquired before are
