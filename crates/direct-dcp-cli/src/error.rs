@@ -6,6 +6,8 @@ use std::io;
 /// Why a command stopped.
 #[derive(Debug)]
 pub(crate) enum Error {
+    /// Options that do not go together, in one line.
+    Usage(String),
     /// Something to tell the user, in one line.
     Failed(String),
     /// The reader of standard output has gone, and with it the interest in what follows.

@@ -34,7 +34,7 @@ impl Place {
         match (backend.on_gpus(), device) {
             (true, device) => Ok(Place::Cuda { device }),
             (false, None) => Ok(Place::Cpu),
-            (false, Some(_)) => Err(Error::Failed(
+            (false, Some(_)) => Err(Error::Usage(
                 "--device is for GPUs; use it with --backend cuda or cuda-processes".into(),
             )),
         }

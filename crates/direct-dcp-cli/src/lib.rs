@@ -95,6 +95,7 @@ pub fn run(
     match done {
         // Nobody is left to be told.
         Ok(()) | Err(Error::OutputClosed) => 0,
+        Err(Error::Usage(message)) => complain(&message, 2),
         Err(Error::Failed(message)) => complain(&message, 1),
         Err(Error::Interrupted(signal)) => {
             // Ends the program as the signal would have; if that fails, the status says it.

@@ -178,7 +178,7 @@ fn options_that_cannot_be() {
         (&["gather", file, "--iterations", "0"], 2, "1 to 1000000"),
         (
             &["gather", file, "--way", "multicast"],
-            1,
+            2,
             "shared-slot, push, pull",
         ),
         (
@@ -188,7 +188,7 @@ fn options_that_cannot_be() {
         ),
         (
             &["gather", file, "--way", "shared-slot", "--backend", "cuda"],
-            1,
+            2,
             "multicast, push, pull, copy-engine",
         ),
         (
@@ -196,7 +196,7 @@ fn options_that_cannot_be() {
             2,
             "threads, processes, cuda, cuda-processes",
         ),
-        (&["gather", file, "--device", "0"], 1, "--backend cuda"),
+        (&["gather", file, "--device", "0"], 2, "--backend cuda"),
         (&["gather", file, "--device", "-1"], 2, "-1"),
         (&["gather", file, "--nonsense"], 2, "--nonsense"),
         (&["gather", file, "--output", ""], 2, "--output"),
@@ -219,7 +219,7 @@ fn options_that_cannot_be() {
         (&["gather", file, "--output", ".."], 1, "directory"),
         (&["gather", file, "--output", file], 1, "input itself"),
         (&["bench", "-b", "1T"], 2, "4K, 1M or 2G"),
-        (&["bench", "-b", "2K", "-e", "1K"], 1, "--maxbytes"),
+        (&["bench", "-b", "2K", "-e", "1K"], 2, "--maxbytes"),
         (&["bench", "-b", "1K", "--rows", "1"], 2, "--rows"),
         (&["bench", "-f", "1"], 2, "at least 2"),
         (&["bench", "-n", "0"], 2, "1 to 1000000"),
@@ -235,13 +235,13 @@ fn options_that_cannot_be() {
         (&["bench", "--row-bytes", "0"], 2, "size"),
         (&["bench", "--mode", "in-place"], 2, "copy-out, zero-copy"),
         (&["bench", "--blocks", "0"], 2, "1 to 1024"),
-        (&["bench", "--device", "0"], 1, "--backend cuda"),
+        (&["bench", "--device", "0"], 2, "--backend cuda"),
         (
             &["bench", "--way", "push,staged"],
-            1,
+            2,
             "shared-slot, push, pull",
         ),
-        (&["bench", "-G", "20"], 1, "--backend cuda"),
+        (&["bench", "-G", "20"], 2, "--backend cuda"),
         (&["bench", "-G", "0"], 2, "1 to 1000000"),
         (
             &[
@@ -253,7 +253,7 @@ fn options_that_cannot_be() {
                 "--way",
                 "copy-engine",
             ],
-            1,
+            2,
             "captured",
         ),
         (&["completions", "cmd.exe"], 2, "bash"),

@@ -201,20 +201,21 @@ fn what_cannot_be_tuned_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("table");
     let file = path.to_str().unwrap();
-    let refused = |args: &[&str], word: &str| {
+    let refused = |args: &[&str], status: i32, word: &str| {
         let ended = run(&[&QUICK[..], args].concat());
-        assert_eq!(ended.status.code(), Some(1), "{ended:?}");
+        assert_eq!(ended.status.code(), Some(status), "{ended:?}");
         assert_eq!(ended.stderr.lines().count(), 1, "{ended:?}");
         assert!(ended.stderr.contains(word), "{ended:?}");
         assert!(ended.stdout.is_empty(), "{ended:?}");
     };
-    refused(&["--tune", file, "--way", "staged"], "staged");
+    refused(&["--tune", file, "--way", "staged"], 2, "staged");
     refused(
         &["--tune", file, "--way", "multicast"],
+        2,
         "shared-slot, push, pull",
     );
-    refused(&["--tune", file, "--way", "push,auto"], "name none");
-    refused(&["--tuning", file], "No such file");
+    refused(&["--tune", file, "--way", "push,auto"], 2, "name none");
+    refused(&["--tuning", file], 1, "No such file");
     assert!(listing(dir.path()).is_empty());
     // A file that is no table is not replaced by one.
     fs::write(
@@ -224,13 +225,15 @@ fn what_cannot_be_tuned_is_refused() {
     .unwrap();
     refused(
         &["--tune", file],
+        1,
         "line 2: way: expected shared-slot, push, pull, got fetch",
     );
-    refused(&["--tuning", file], "line 2");
+    refused(&["--tuning", file], 1, "line 2");
     assert!(fs::read_to_string(&path).unwrap().contains("fetch"));
     let nowhere = dir.path().join("no").join("table");
     refused(
         &["--tune", nowhere.to_str().unwrap(), "--rows", "1"],
+        1,
         "no such file",
     );
     let both = run(&[&QUICK[..], &["--tune", file, "--tuning", file]].concat());

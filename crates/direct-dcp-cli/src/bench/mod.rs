@@ -257,12 +257,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Error> {
         way.check(args.backend)?;
     }
     if args.cudagraph.is_some() && !args.backend.on_gpus() {
-        return Err(Error::Failed(
+        return Err(Error::Usage(
             "--cudagraph is for GPUs; use it with --backend cuda or cuda-processes".into(),
         ));
     }
     if args.cudagraph.is_some() && args.way.contains(&WayChoice::CopyEngine) {
-        return Err(Error::Failed(
+        return Err(Error::Usage(
             "--way copy-engine cannot be captured into a graph; leave out --cudagraph".into(),
         ));
     }
@@ -304,7 +304,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Error> {
         pipeline: args.pipeline,
     };
     if task.cases() == 0 {
-        return Err(Error::Failed(
+        return Err(Error::Usage(
             "in a graph the staged way only copies out; leave out -G, or use --mode copy-out"
                 .into(),
         ));
@@ -369,7 +369,7 @@ fn rows(args: &Args) -> Result<Vec<usize>, Error> {
     let min = args.minbytes.or(args.maxbytes).unwrap_or(row);
     let max = args.maxbytes.unwrap_or(min);
     if min > max {
-        return Err(Error::Failed(format!(
+        return Err(Error::Usage(format!(
             "--minbytes {min} is more than --maxbytes {max}"
         )));
     }

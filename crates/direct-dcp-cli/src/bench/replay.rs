@@ -104,7 +104,7 @@ struct Totals {
 impl TracePlan {
     /// Prints what it comes to, and how long that takes if it is to be timed.
     pub(super) fn run(&self, backend: Backend, format: Format) -> Result<(), Error> {
-        let fail = |why: String| Err(Error::Failed(why));
+        let fail = |why: String| Err(Error::Usage(why));
         if format == Format::Csv {
             return fail("--format csv is not for --trace; use table or json".into());
         }

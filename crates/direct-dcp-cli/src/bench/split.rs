@@ -40,7 +40,7 @@ impl LayoutOptions {
         blocks: Option<usize>,
         row_bytes: usize,
     ) -> Result<Option<Split>, Error> {
-        let fail = |why: &str| Err(Error::Failed(why.into()));
+        let fail = |why: &str| Err(Error::Usage(why.into()));
         if self.layout == Layout::RankMajor {
             return match (self.requests, &self.planes[..]) {
                 (None, []) => Ok(None),
@@ -64,7 +64,7 @@ impl LayoutOptions {
             .and_then(|map| {
                 FinalLayout::new(&map, RowFormat::new(DType::Bytes, row_bytes), &planes)
             })
-            .map_err(|error| error.to_string())?;
+            .map_err(|error| Error::Usage(error.to_string()))?;
         Ok(Some(Split {
             requests: self.requests.unwrap_or(8),
             planes,

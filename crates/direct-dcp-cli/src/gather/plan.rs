@@ -45,7 +45,7 @@ pub(super) struct Options {
 impl Options {
     /// Refuses what does not go together.
     pub(super) fn check(&self, way: WayChoice) -> Result<(), Error> {
-        let fail = |why: String| Err(Error::Failed(why));
+        let fail = |why: String| Err(Error::Usage(why));
         if self.layout == Layout::RankMajor {
             let given = [
                 ("--requests", !self.requests.is_empty()),

@@ -84,7 +84,7 @@ impl WayChoice {
         match self.forced() {
             Some(way) if !ways.contains(&way) => {
                 let ways: Vec<String> = ways.iter().map(Way::to_string).collect();
-                Err(Error::Failed(format!(
+                Err(Error::Usage(format!(
                     "--way {way} is not for --backend {}; its ways are {}",
                     backend.name(),
                     ways.join(", ")
@@ -124,7 +124,7 @@ pub(crate) fn check_final(ways: &[WayChoice], paged: bool) -> Result<(), Error> 
     });
     match refused.next() {
         None => Ok(()),
-        Some((way, why)) => Err(Error::Failed(format!(
+        Some((way, why)) => Err(Error::Usage(format!(
             "--layout request-major{} is not for --way {way}, {why}; use push, or shared-slot on CPUs \
              and multicast on GPUs",
             if paged { " with --paged" } else { "" },

@@ -86,7 +86,7 @@ pub(super) fn run(args: &Args, path: &Path) -> Result<(), Error> {
 
 /// The ways that are asked for by name.
 fn ways(args: &Args) -> Result<Vec<WayChoice>, Error> {
-    let fail = |why: &str| Err(Error::Failed(why.into()));
+    let fail = |why: &str| Err(Error::Usage(why.into()));
     if args.way == [WayChoice::Auto] {
         return Ok(Vec::new());
     }
