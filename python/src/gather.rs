@@ -16,12 +16,11 @@ use crate::options::{in_bytes, options};
 use crate::pipeline::Pipeline;
 use crate::row_map::RowMap;
 use crate::signals::{self, Pace};
-use crate::stream::Streams;
+use crate::stream::{self, Streams};
 
 /// A ubatch as Python has it.
-fn index(ubatch: isize) -> PyResult<usize> {
-    let negative = |_| errors::invalid(format!("ubatch: expected 0 or more, got {ubatch}"));
-    usize::try_from(ubatch).map_err(negative)
+fn ubatch(value: &Bound<'_, PyAny>) -> PyResult<usize> {
+    errors::count("ubatch", value)
 }
 
 /// A gather and its workspace.
@@ -158,12 +157,11 @@ impl Gather {
     fn gather_into(
         &self,
         py: Python<'_>,
-        ubatch: isize,
+        #[pyo3(from_py_with = ubatch)] ubatch: usize,
         local: Span,
         out: Span,
-        stream: u64,
+        #[pyo3(from_py_with = stream::raw)] stream: u64,
     ) -> PyResult<()> {
-        let ubatch = index(ubatch)?;
         let gathered = match self.on()? {
             On::Cpu(gather) => self.call(py, ubatch, || {
                 memory::with_rows_and_room(local, out, |local, out| {
@@ -180,8 +178,13 @@ impl Gather {
     }
 
     /// Gathers `local` of all ranks, and lends the slot where they are.
-    fn gather(&self, py: Python<'_>, ubatch: isize, local: Span, stream: u64) -> PyResult<Lent> {
-        let ubatch = index(ubatch)?;
+    fn gather(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = ubatch)] ubatch: usize,
+        local: Span,
+        #[pyo3(from_py_with = stream::raw)] stream: u64,
+    ) -> PyResult<Lent> {
         let held = match self.on()? {
             On::Cpu(gather) => {
                 let call = || memory::with_rows(local, |local| gather.gather(ubatch, local));
@@ -204,12 +207,11 @@ impl Gather {
     fn gather_final(
         &self,
         py: Python<'_>,
-        ubatch: isize,
+        #[pyo3(from_py_with = ubatch)] ubatch: usize,
         rows: Source,
         layout: &Layout,
-        stream: u64,
+        #[pyo3(from_py_with = stream::raw)] stream: u64,
     ) -> PyResult<Lent> {
-        let ubatch = index(ubatch)?;
         let held = match self.on()? {
             On::Cpu(gather) => {
                 let call = || {
@@ -240,8 +242,12 @@ impl Gather {
     }
 
     /// A pipeline on `ubatch`.
-    fn pipeline(&self, py: Python<'_>, ubatch: isize) -> PyResult<Pipeline> {
-        Pipeline::new(py, self.on()?, self.abort.clone(), index(ubatch)?)
+    fn pipeline(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = ubatch)] ubatch: usize,
+    ) -> PyResult<Pipeline> {
+        Pipeline::new(py, self.on()?, self.abort.clone(), ubatch)
     }
 
     /// On a GPU, raises what an earlier call failed with on the device.
@@ -253,7 +259,11 @@ impl Gather {
     }
 
     /// On a GPU, waits for the stream, then checks.
-    fn wait(&self, py: Python<'_>, stream: u64) -> PyResult<()> {
+    fn wait(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = stream::raw)] stream: u64,
+    ) -> PyResult<()> {
         match self.on()? {
             On::Cpu(_) => Ok(()),
             On::Gpu(on) => {
@@ -268,7 +278,7 @@ impl Gather {
     fn status(
         &self,
         py: Python<'_>,
-        stream: u64,
+        #[pyo3(from_py_with = stream::raw)] stream: u64,
     ) -> PyResult<(u64, String, Vec<u64>, Option<String>)> {
         let status = match self.on()? {
             On::Cpu(gather) => gather.status(),

@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 
 use crate::errors;
 use crate::memory::{self, Span};
+use crate::stream;
 
 /// The rows of all ranks in a slot, or their planes, which nobody overwrites until they are
 /// released.
@@ -95,7 +96,11 @@ impl Lent {
     }
 
     /// Lets the slot go: on a GPU, after what `stream` has to do so far.
-    fn release(&self, py: Python<'_>, stream: u64) -> PyResult<()> {
+    fn release(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = stream::raw)] stream: u64,
+    ) -> PyResult<()> {
         let held = self
             .held
             .lock()

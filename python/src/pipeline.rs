@@ -12,7 +12,7 @@ use crate::layout::Layout;
 use crate::lent::{DeviceResult, Held, Lent, OnDevice};
 use crate::memory::{self, Kept, Span};
 use crate::signals::{self, Pace};
-use crate::stream::Streams;
+use crate::stream::{self, Streams};
 
 /// Gathers on one ubatch that overlap with the reading of earlier results.
 #[pyclass(frozen, module = "direct_dcp._native")]
@@ -141,7 +141,7 @@ impl Pipeline {
         py: Python<'_>,
         local: Span,
         owner: Py<PyAny>,
-        stream: u64,
+        #[pyo3(from_py_with = stream::raw)] stream: u64,
     ) -> PyResult<Ticket> {
         self.call(py, move |on| {
             let window = match on {
@@ -179,7 +179,12 @@ impl Pipeline {
     }
 
     /// Waits for a window, on a GPU by `stream`, and lends it.
-    fn acquire(&self, py: Python<'_>, ticket: &Ticket, stream: u64) -> PyResult<Lent> {
+    fn acquire(
+        &self,
+        py: Python<'_>,
+        ticket: &Ticket,
+        #[pyo3(from_py_with = stream::raw)] stream: u64,
+    ) -> PyResult<Lent> {
         let held = self.call(py, |on| {
             let window = ticket.window.lock();
             on.acquire(&window.unwrap_or_else(PoisonError::into_inner), stream)
@@ -189,7 +194,11 @@ impl Pipeline {
     }
 
     /// Ends it: windows that were submitted are gathered. On a GPU, `stream` waits for them.
-    fn close(&self, py: Python<'_>, stream: u64) -> PyResult<()> {
+    fn close(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = stream::raw)] stream: u64,
+    ) -> PyResult<()> {
         signals::aborting(py, &self.abort, || {
             let on = self
                 .on

@@ -3,9 +3,14 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use direct_dcp::cuda::{Context, Stream};
-use pyo3::PyResult;
+use pyo3::{Bound, PyAny, PyResult};
 
 use crate::{errors, memory};
+
+/// The number of a stream as Python has it.
+pub(crate) fn raw(value: &Bound<'_, PyAny>) -> PyResult<u64> {
+    Ok(errors::count("stream", value)? as u64)
+}
 
 /// Streams of one context. It keeps the last one: the next call is mostly on the same.
 pub(crate) struct Streams {

@@ -270,9 +270,12 @@ def test_what_cannot_work_is_refused_before_anything_is_written():
         for local_, out_, word in wrong:
             with raises(ValueError, word):
                 gather.gather_into(local_, out_)
-        for ubatch in (1, -1):
+        for ubatch in (1, -1, 1 << 70):
             with raises(ValueError, "ubatch"):
                 gather.gather_into(local, out, ubatch)
+        for stream in (-1, 1 << 70):
+            with raises(ValueError, "stream"):
+                gather.wait(stream=stream)
         assert (out == POISON).all()
         gather.gather_into(local, out)
         assert (out == 1).all()
