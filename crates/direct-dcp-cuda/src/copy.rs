@@ -21,8 +21,8 @@ use crate::sys::{CU_MEMORYTYPE_UNIFIED, CUDA_MEMCPY2D};
 /// replay), and nobody else writes it, or reads what is written, meanwhile without ordering.
 /// A multicast mapping is never an operand.
 impl Stream {
-    /// Submits a copy from host memory to device memory. If the host's is not pinned, a driver may wait
-    /// for the stream here, with a lock held that other threads need.
+    /// Submits a copy from host memory to device memory. If the host's is not pinned, a driver may
+    /// wait for the stream here, with a lock held that other threads need.
     ///
     /// # Errors
     /// The driver's.
@@ -37,8 +37,8 @@ impl Stream {
         })
     }
 
-    /// Submits a copy from device memory to host memory. If the host's is not pinned, a driver may wait
-    /// for the stream here, with a lock held that other threads need.
+    /// Submits a copy from device memory to host memory. If the host's is not pinned, a driver may
+    /// wait for the stream here, with a lock held that other threads need.
     ///
     /// # Errors
     /// The driver's.

@@ -114,10 +114,9 @@ struct Holds {
 
 impl Lane {
     /// A lane whose calls go by any of `reaches`, which all lead to the same memory of the ranks.
-    /// `stream` is for its own work, now and in rehearsals: drivers have few hardware queues for
-    /// streams, so it is best shared by the lanes of a rank.
     /// `own` is this rank's own part of it, and `memory` keeps all of it alive. The header of `own`
-    /// is zero, and every rank knows that before the first call.
+    /// is zero, and every rank knows that before the first call. `stream` is for what is done here
+    /// and in rehearsals: drivers have few hardware queues, so a rank's lanes had better share it.
     ///
     /// # Errors
     /// [`CudaError::InvalidArgument`] for sizes that do not fit each other, else the driver's.

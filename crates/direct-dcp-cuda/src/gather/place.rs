@@ -31,8 +31,8 @@ pub struct DevicePlacement {
 
 impl DevicePlacement {
     /// Uploads `places`, the row of the result that each local row becomes, or -1, on `stream`, and
-    /// waits. The result has `total_rows` rows, split after each of `planes` bytes; `digest` is the same on
-    /// all ranks of a call.
+    /// waits. The result has `total_rows` rows, split after each of `planes` bytes; `digest` is the
+    /// same on all ranks of a call.
     ///
     /// # Errors
     /// [`CudaError::InvalidArgument`](crate::CudaError::InvalidArgument) for no planes, an empty
