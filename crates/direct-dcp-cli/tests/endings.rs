@@ -122,6 +122,7 @@ fn no_rank_outlives_the_program() {
     signal(run.pid(), Signal::KILL);
     run.child.wait().unwrap();
     until("gone", || ranks.iter().all(|&rank| gone(rank)));
+    assert!(listing(run.temporary.path()).is_empty());
 }
 
 #[test]

@@ -11,7 +11,7 @@ use crate::{again, interrupt, machine};
 use direct_dcp::Group;
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use serde::{Deserialize, Serialize};
-use std::fs::Permissions;
+use std::fs::{self, Permissions};
 use std::io::{BufReader, BufWriter, IsTerminal, Read, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::PermissionsExt;
@@ -241,6 +241,11 @@ fn play(ticket: Ticket<Task>, output: &mut impl Write) -> Result<(), RankError> 
     } = ticket;
     let dir = PathBuf::from(std::ffi::OsString::from_vec(dir));
     let group = meet(&dir, rank, world_size)?;
+    group.barrier()?;
+    if rank == 0 {
+        // All have met, and the program may be killed, which would leave it behind.
+        let _ = fs::remove_dir_all(&dir);
+    }
     task.run(group, &mut |message| {
         let written = Frame::Said(message).write(output);
         written.map_err(|error| plain(&error).into())
