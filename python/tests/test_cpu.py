@@ -112,6 +112,10 @@ def test_a_held_slot_is_not_overwritten():
         assert first.rows == rows_of_all(2, 1, 2, 16)
         assert second.rows == rows_of_all(2, 2, 2, 16)
         first.release()
+        with raises(direct_dcp.Error, "released"):
+            first.rows
+        with raises(direct_dcp.Error, "released"), first:
+            pass
         with gather.gather(rows_of(group.rank, 3, 2, 16)) as rows:
             assert rows == rows_of_all(2, 3, 2, 16)
         group.barrier()
@@ -301,7 +305,7 @@ def test_options_that_no_group_could_use():
         (dict(capacity_rows=8, row_bytes=16, slots=1), "slots"),
         (dict(capacity_rows=8, row_bytes=16, ubatches=0), "ubatch"),
         (dict(capacity_rows=8, row_bytes=16, way="pigeon"), "push, pull, multicast, copy-engine"),
-        (dict(capacity_rows=8, row_bytes=16, device="tpu"), "GPU"),
+        (dict(capacity_rows=8, row_bytes=16, device="tpu"), "cuda"),
         (dict(capacity_rows=8, row_bytes=16, timeout=-1), "timeout"),
         (dict(capacity_rows=8, dtype="float17", dim=4), "dtype"),
     ]

@@ -150,11 +150,14 @@ def test_planes_are_lent_as_slots_are():
         # In the slot, not copied: three calls later it is the same memory.
         where = first.planes[0].ctypes.data
         assert first.planes[1].ctypes.data - where == 8 * 12
+        also = second.planes[0].ctypes.data
         first.release()
         first.release()
         second.release()
+        with raises(direct_dcp.Error, "released"):
+            second.planes
         with gather.gather_final(local[2], layout) as (third, _):
-            assert third.ctypes.data not in (where, second.planes[0].ctypes.data)
+            assert third.ctypes.data not in (where, also)
         again = gather.gather_final(local[3], layout).planes
         assert again[0].ctypes.data == where
         group.barrier()

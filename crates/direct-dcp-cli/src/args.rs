@@ -24,6 +24,14 @@ pub(crate) fn iterations(text: &str) -> Result<usize, String> {
     }
 }
 
+/// Of nothing, or a number to do it.
+pub(crate) fn iterations_or_none(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(number @ 0..=1_000_000) => Ok(number),
+        _ => Err("a number from 0 to 1000000 is wanted".into()),
+    }
+}
+
 /// Bytes: a number, with K, M or G behind it for 1024 and its powers.
 pub(crate) fn size(text: &str) -> Result<usize, String> {
     let wrong = || String::from("a size is a positive number, like 4096, 4K, 1M or 2G");

@@ -64,7 +64,7 @@ impl Gpus {
             opened().map_err(|error: CudaError| Error::Failed(error.to_string()))?;
         if count == 0 {
             return Err(Error::Failed(
-                "the driver sees no device; look at CUDA_VISIBLE_DEVICES, or use the CPU backend"
+                "the driver sees no device; look at CUDA_VISIBLE_DEVICES, or have the ranks on CPUs"
                     .into(),
             ));
         }

@@ -87,6 +87,7 @@ pub fn run(
         Err(error) => return refuse(&error),
     };
     again::remember(again, args);
+    interrupt::outlive_full_files();
     let done = match &cli.command {
         // Ranks leave it to their parent to tidy up.
         Command::Rank => ranks::serve(),

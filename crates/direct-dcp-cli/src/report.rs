@@ -27,6 +27,12 @@ pub(crate) fn raw(bytes: &[u8]) -> Result<(), Error> {
     })
 }
 
+/// Says something on standard error that does not end the program.
+pub(crate) fn note(text: &str) {
+    // Whoever does not listen misses no result.
+    let _ = writeln!(io::stderr(), "note: {text}");
+}
+
 /// Columns whose widths are known before the first row, so that rows can be printed as they come.
 /// The first `left` ones are flush left, the others flush right.
 #[derive(Debug)]

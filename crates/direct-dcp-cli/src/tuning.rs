@@ -1,6 +1,8 @@
 //! Tuning tables: from files, to ranks, and into files.
 
 use crate::error::{Error, plain};
+use crate::ranks::Backend;
+use crate::report;
 use direct_dcp::Tuning;
 use serde::{Deserialize, Serialize};
 use std::fs::Permissions;
@@ -34,6 +36,19 @@ impl Table {
     pub(crate) fn load(path: &Path) -> Result<Self, Error> {
         let table = Tuning::load(path);
         Ok(Table(table.map_err(|error| error.to_string())?))
+    }
+
+    /// Reads a file for `ranks` ranks, and says so if none of its entries can be for them.
+    pub(crate) fn load_for(path: &Path, backend: Backend, ranks: usize) -> Result<Self, Error> {
+        let table = Self::load(path)?;
+        let mut settings = table.0.entries().iter().map(|entry| &entry.setting);
+        if !settings.any(|one| (one.backend, one.ranks) == (backend.tuned(), ranks)) {
+            let path = path.display();
+            report::note(&format!(
+                "tuning table {path} has no entry for {ranks} {backend}, whose ways are the default's"
+            ));
+        }
+        Ok(table)
     }
 }
 

@@ -378,7 +378,7 @@ fn the_doctor_says_what_is_missing_and_what_to_change() {
 
     let document = without("vmm");
     assert_check(&document, "vmm", "limited", "not on device 0, 1");
-    assert_check(&document, "vmm", "limited", "use the CPU backend");
+    assert_check(&document, "vmm", "limited", "have the ranks on CPUs");
     assert_check(&document, "cuda", "failed", "could not build the workspace");
     assert_eq!(document["works"], false);
 

@@ -8,7 +8,7 @@ use serde_json::Value;
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::Child;
+use std::process::{Child, Command, Stdio};
 use tempfile::{TempDir, tempdir};
 
 /// A gather that takes longer than any test.
@@ -19,10 +19,26 @@ struct LongRun {
     outputs: TempDir,
 }
 
+/// The program, started by a shell after some words of its own.
+fn after(words: &str) -> Command {
+    let program = command();
+    let mut shell = Command::new("sh");
+    shell
+        .args(["-c", &format!("{words}; exec \"$0\" \"$@\"")])
+        .arg(program.get_program())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    shell
+}
+
 impl LongRun {
     fn start(backend: &str) -> LongRun {
+        LongRun::start_by(command(), backend)
+    }
+
+    fn start_by(mut command: Command, backend: &str) -> LongRun {
         let (temporary, outputs) = (tempdir().unwrap(), tempdir().unwrap());
-        let child = command()
+        let child = command
             .env("TMPDIR", temporary.path())
             .arg("gather")
             .arg(example())
@@ -149,6 +165,34 @@ fn signals_end_everything() {
         );
         assert!(ranks.iter().all(|&rank| gone(rank)));
     }
+}
+
+#[test]
+fn a_signal_that_is_ignored_stays_so() {
+    let run = LongRun::start_by(after("trap '' HUP"), "threads");
+    until("at work", || maps_workspace(run.pid()));
+    signal(run.pid(), Signal::HUP);
+    // The first signal that counts ends it, so that was none.
+    signal(run.pid(), Signal::TERM);
+    let ended = run.end();
+    assert_eq!(
+        ended.status.signal(),
+        Some(Signal::TERM.as_raw()),
+        "{ended:?}"
+    );
+}
+
+#[test]
+fn a_file_that_may_not_grow_is_an_error() {
+    let dir = tempdir().unwrap();
+    let mut shell = after("ulimit -f 1");
+    shell.args(["gather", "--output"]);
+    shell.arg(dir.path().join("out")).arg(example());
+    let ended = finish(shell.spawn().unwrap());
+    assert_eq!(ended.status.code(), Some(1), "{ended:?}");
+    let words = ended.stderr.to_lowercase();
+    assert!(words.contains("file too large"), "{ended:?}");
+    assert!(listing(dir.path()).is_empty());
 }
 
 #[test]

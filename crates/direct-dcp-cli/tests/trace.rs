@@ -221,7 +221,7 @@ fn what_is_wrong_is_said_in_a_line() {
         run(&args)
     };
     for (ended, status, words) in [
-        (trace(&cut, &[]), 1, "line 20: EOF"),
+        (trace(&cut, &[]), 1, "line 20: no request in JSON: EOF"),
         (trace(&empty, &[]), 1, "no requests"),
         (trace(&folder, &[]), 1, "regular file"),
         (trace("/no/such/file", &[]), 1, "no such file"),

@@ -160,7 +160,10 @@ fn bench_and_gather_go_by_a_table() {
     let ways = |backend, more: &[&str]| -> Vec<String> {
         let args = ["--backend", backend, "--rows", "1,17", "--format", "json"];
         let args = [&QUICK[..], &args, &["--tuning", file], more].concat();
-        let document: Value = serde_json::from_str(&on_gpus("1", &args).success()).unwrap();
+        let ended = on_gpus("1", &args);
+        let note = ended.stderr.contains("no entry for 2 processes");
+        assert_eq!(note, backend == "processes", "{ended:?}");
+        let document: Value = serde_json::from_str(&ended.stdout).unwrap();
         let results = document["results"].as_array().unwrap();
         assert!(results.iter().all(|row| row["wrong"] == 0), "{document}");
         results
@@ -194,6 +197,29 @@ fn bench_and_gather_go_by_a_table() {
     };
     assert_eq!(gathered("threads"), "pull");
     assert_eq!(gathered("cuda"), "copy-engine/pull");
+}
+
+#[test]
+fn a_table_for_others_is_told_of() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("table");
+    fs::write(
+        &path,
+        "direct-dcp-tuning 1\nprocesses 2 0 zero-copy any pull auto cpu\nthreads 3 0 zero-copy any pull auto cpu\n",
+    )
+    .unwrap();
+    let file = path.to_str().unwrap();
+    let (own, other) = (["--ranks", "3"], ["--ranks", "2"]);
+    for (ranks, note) in [(own, ""), (other, "has no entry for 2 threads")] {
+        let base = &[
+            "bench", "--rows", "1", "--loops", "1", "-n", "1", "--tuning", file,
+        ][..];
+        let ended = run(&[base, &ranks].concat());
+        assert!(ended.status.success(), "{ended:?}");
+        assert_eq!(ended.stderr.is_empty(), note.is_empty(), "{ended:?}");
+        assert!(ended.stderr.contains(note), "{ended:?}");
+        assert_eq!(ended.stdout.contains("pull"), note.is_empty(), "{ended:?}");
+    }
 }
 
 #[test]

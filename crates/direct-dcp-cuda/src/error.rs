@@ -10,7 +10,9 @@ use crate::sys;
 #[non_exhaustive]
 pub enum CudaError {
     /// There is no NVIDIA driver on this machine, or it cannot be opened.
-    #[error("no NVIDIA driver: {tried}; install the driver, or use the CPU backend")]
+    #[error(
+        "no NVIDIA driver: {tried}; install the driver, or have the ranks on CPUs, as threads or processes"
+    )]
     LibraryMissing {
         /// Each file name tried and the loader's answer, in one line.
         tried: String,

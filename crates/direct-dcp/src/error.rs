@@ -35,8 +35,8 @@ pub enum GatherError {
     },
     /// A window was acquired a second time, or before one that was submitted earlier.
     #[error(
-        "the window of call {epoch} is not the next to be acquired, which is {}; windows are acquired once each, in the order in which they were submitted",
-        .next.map_or_else(|| "none".to_owned(), |next| format!("that of call {next}"))
+        "the window of call {epoch} is not the next to be acquired: {}; windows are acquired once each, in the order in which they were submitted",
+        .next.map_or_else(|| "there is none".to_owned(), |next| format!("that of call {next} is"))
     )]
     OutOfTurn {
         /// The call whose window was asked for.

@@ -49,8 +49,12 @@ impl FinalLayout {
         let usable = planes.len() <= MAX_PLANES && !planes.contains(&0);
         if sum != Some(format.dim()) || !usable || planes.is_empty() {
             let expected = format!(
-                "1 to {MAX_PLANES} positive widths that add up to {} elements",
-                format.dim()
+                "1 to {MAX_PLANES} positive widths that add up to {} {}",
+                format.dim(),
+                match format.dtype() {
+                    DType::Bytes => "bytes",
+                    _ => "elements",
+                }
             );
             return Err(invalid("planes", expected, format!("{planes:?}")));
         }

@@ -38,8 +38,9 @@ pub enum Way {
     /// multicast for calls that copy out. The zero-copy gather of the CPU lends a private copy.
     Pull,
     /// GPU. Rows are pushed by the copy engines, which leaves the multiprocessors to others; in a
-    /// final layout run by run, if they are neither paged nor converted. Cannot be captured into a graph: forced, such a call is refused; chosen by a
-    /// [tuning table](crate::tuning), it is captured by push.
+    /// final layout run by run, if they are neither paged nor converted. Cannot be captured into a
+    /// graph: forced, such a call is refused; chosen by a [tuning table](crate::tuning), it is
+    /// captured by push.
     CopyEngine,
     /// GPU. The algorithm that the others replace: rows are pushed, published and copied out of
     /// staging by three launches. For comparison only, never chosen by a group.

@@ -134,10 +134,7 @@ fn windows_are_acquired_once_each_in_order() {
             check(&first.acquire(&tickets[0]).unwrap(), 2);
             let error = first.acquire(&tickets[0]).unwrap_err();
             assert_eq!(error, out_of_turn(1, Some(2)));
-            assert!(
-                error.to_string().contains("which is that of call 2"),
-                "{error}"
-            );
+            assert!(error.to_string().contains("that of call 2 is"), "{error}");
             for foreign in [first.acquire(&other), second.acquire(&tickets[1])] {
                 let error = foreign.unwrap_err();
                 assert!(
@@ -151,7 +148,7 @@ fn windows_are_acquired_once_each_in_order() {
             check(&second.acquire(&other).unwrap(), 2);
             let error = first.acquire(&tickets[2]).unwrap_err();
             assert_eq!(error, out_of_turn(3, None));
-            assert!(error.to_string().contains("which is none"), "{error}");
+            assert!(error.to_string().contains("there is none"), "{error}");
             assert_eq!(gather.status().epochs, [3, 1]);
         });
     });

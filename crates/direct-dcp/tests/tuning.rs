@@ -146,7 +146,7 @@ fn what_is_wrong_is_told_with_its_line() {
         let TuningError::Line { line: at, what, .. } = &error else {
             panic!("{error:?}")
         };
-        assert_eq!((*at, *what), (line, "first line"), "{text}");
+        assert_eq!((*at, *what), (line, "head of the table"), "{text}");
     }
 }
 

@@ -44,8 +44,9 @@ def ordinal(device: Any) -> int | None:
     kind, _, index = str(device).partition(":")
     if kind == "cpu":
         return None
-    if kind != "cuda" or not (index.isdecimal() or index == ""):
-        raise InvalidArgument(f"device: expected the CPU or a GPU, got {device!r}")
+    # No machine has a device of ten digits.
+    if kind != "cuda" or not (index.isdecimal() and len(index) < 10 or index == ""):
+        raise InvalidArgument(f"device: expected 'cpu', 'cuda', 'cuda:1' or the like, got {device!r}")
     if index:
         return int(index)
     torch = sys.modules.get("torch")

@@ -146,7 +146,8 @@ pub(crate) struct Args {
         long = "warmup_iters",
         alias = "warmup-iters",
         value_name = "N",
-        default_value_t = 5
+        default_value_t = 5,
+        value_parser = args::iterations_or_none
     )]
     warmup: usize,
     /// Whether to check the bytes, 1 or 0. On GPUs, those of the last loop
@@ -198,7 +199,8 @@ pub(crate) struct Args {
     /// Find the fastest way of each size and mode, and write them to this file
     #[arg(long, value_name = "FILE", conflicts_with_all = ["pipeline", "trace", "layout", "tuning"])]
     tune: Option<PathBuf>,
-    /// Go by the ways that this file names, where none is forced
+    /// Go by the ways that this file names for such ranks, where none is forced; on CPUs by one for
+    /// all calls of a workspace, that of the largest zero-copy
     #[arg(long, value_name = "FILE", conflicts_with_all = ["pipeline", "trace", "layout"])]
     tuning: Option<PathBuf>,
     /// How to print the result
@@ -288,7 +290,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Error> {
         rows: rows(args)?,
         row_bytes: args.row_bytes,
         ways: args.way.clone(),
-        tuning: args.tuning.as_deref().map(Table::load).transpose()?,
+        tuning: args
+            .tuning
+            .as_deref()
+            .map(|path| Table::load_for(path, args.backend, args.ranks))
+            .transpose()?,
         modes: args.mode.clone(),
         blocks: match &request_major {
             Some(_) => 1,

@@ -107,8 +107,8 @@ fn read_line(text: &[u8]) -> Result<Line, String> {
         // The parser sees one line of many.
         let words = text.split(" at line ").next().unwrap_or_default();
         match error.column() {
-            0 => words.to_string(),
-            column => format!("{words} at column {column}"),
+            0 => format!("no request in JSON: {words}"),
+            column => format!("no request in JSON: {words} at column {column}"),
         }
     })?;
     if line.input_length == 0 {

@@ -331,7 +331,7 @@ fn of_device(device: &DeviceFacts) -> Check {
     let what = format!("device {}", device.ordinal);
     if major < 8 {
         return Check::new(what, Verdict::Limited, found)
-            .change("the kernels are for sm_80 and later: use the CPU backend here");
+            .change("the kernels are for sm_80 and later: have the ranks on CPUs here");
     }
     Check::new(what, Verdict::Ok, found)
 }
@@ -354,7 +354,7 @@ fn vmm(devices: &[DeviceFacts]) -> Check {
             "virtual memory management on every device",
         ),
         Some(lacking) => Check::new("vmm", Verdict::Limited, lacking)
-            .change("groups on GPUs need it: use the CPU backend, or devices that have it"),
+            .change("groups on GPUs need it: have the ranks on CPUs, or on devices that have it"),
     }
 }
 

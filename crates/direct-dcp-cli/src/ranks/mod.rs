@@ -8,6 +8,7 @@ pub(crate) use processes::serve;
 
 use crate::error::Error;
 use crate::{bench, doctor, gather};
+use direct_dcp::tuning;
 use direct_dcp::{GatherError, Group, GroupError, Way, WorkspaceError};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -39,6 +40,16 @@ impl Backend {
             Backend::Processes => "processes",
             Backend::Cuda => "cuda",
             Backend::CudaProcesses => "cuda-processes",
+        }
+    }
+
+    /// As in a tuning table.
+    pub(crate) fn tuned(self) -> tuning::Backend {
+        match self {
+            Backend::Threads => tuning::Backend::Threads,
+            Backend::Processes => tuning::Backend::Processes,
+            Backend::Cuda => tuning::Backend::Cuda,
+            Backend::CudaProcesses => tuning::Backend::CudaProcesses,
         }
     }
 }

@@ -124,13 +124,28 @@ impl Driver {
     }
 
     fn open_first(paths: &[&Path]) -> Result<Arc<Self>> {
-        let mut tried = Vec::new();
+        let mut tried: Vec<(String, String)> = Vec::new();
         for path in paths {
             match open_library(path) {
                 Ok(library) => return Self::initialise(library, path.display().to_string()),
-                Err(error) => tried.push(why_not_opened(path, &error)),
+                Err(error) => {
+                    let name = path.display().to_string();
+                    tried.push((name.clone(), why_not_opened(&name, &error)));
+                }
             }
         }
+        // Mostly it is the same with all names, and said once.
+        tried.dedup_by(|(later, why), (names, before)| {
+            let same = why == before;
+            if same {
+                names.push_str(&format!(", {later}"));
+            }
+            same
+        });
+        let tried: Vec<String> = tried
+            .iter()
+            .map(|(names, why)| format!("{names}: {why}"))
+            .collect();
         Err(CudaError::LibraryMissing {
             tried: tried.join("; "),
         })
@@ -221,16 +236,13 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// The loader's own words, which begin with the file as a rule.
-fn why_not_opened(path: &Path, error: &libloading::Error) -> String {
-    let path = path.display().to_string();
+/// The loader's words, without the name of the file.
+fn why_not_opened(name: &str, error: &libloading::Error) -> String {
     let words = match error.source() {
         Some(loader) => loader.to_string(),
         None => error.to_string(),
     };
-    match words.starts_with(&path) {
-        true => one_line(&words),
-        false => one_line(&format!("{path}: {words}")),
-    }
+    one_line(words.trim_start_matches(name).trim_start_matches(':'))
 }
 
 fn one_line(text: &str) -> String {

@@ -50,7 +50,7 @@ impl FromStr for Tuning {
         let mut lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
         let (line, head) = lines.next().unwrap_or((1, "nothing"));
         if head != HEAD {
-            return Err(wrong(line, "first line", HEAD, head));
+            return Err(wrong(line, "head of the table", HEAD, head));
         }
         let entries = lines.map(|(line, text)| Ok((line, Columns { line, rest: text }.entry()?)));
         Tuning::of_lines(entries.collect::<Result<_, _>>()?)

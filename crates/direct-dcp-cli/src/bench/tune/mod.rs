@@ -15,12 +15,12 @@ use super::{Args, Format, rows};
 use crate::error::Error;
 use crate::gpu::{Gpus, Place};
 use crate::machine;
-use crate::ranks::{self, Backend, Message, WayChoice};
+use crate::ranks::{self, Message, WayChoice};
 use crate::report::{self, micros};
 use crate::tuning::{Draft, Table};
 use direct_dcp::Tuning;
 use direct_dcp::cuda::Delivery;
-use direct_dcp::tuning::{self, Entry, Setting};
+use direct_dcp::tuning::{Entry, Setting};
 use measure::Measured;
 use serde_json::json;
 use std::path::Path;
@@ -119,12 +119,7 @@ fn all(args: &Args) -> Vec<WayChoice> {
 
 /// Of each mode, an entry for each run of sizes for which the same way is the fastest.
 fn entries(args: &Args, all: &[Measured]) -> Vec<Entry> {
-    let backend = match args.backend {
-        Backend::Threads => tuning::Backend::Threads,
-        Backend::Processes => tuning::Backend::Processes,
-        Backend::Cuda => tuning::Backend::Cuda,
-        Backend::CudaProcesses => tuning::Backend::CudaProcesses,
-    };
+    let backend = args.backend.tuned();
     let mut entries: Vec<Entry> = Vec::new();
     // Mode by mode, in the order of sizes.
     for mode in &args.mode {
