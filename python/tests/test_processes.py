@@ -96,6 +96,7 @@ import os, signal, sys, time
 signal.alarm(100)
 sys.path.insert(0, sys.argv[1])
 from test_cpu import rows_of, rows_of_all
+import direct_dcp
 from direct_dcp import Group, KvGather, Pipeline
 
 group = Group.from_env()
@@ -113,6 +114,13 @@ for call in range(2):
         if child == 0:
             # Its thread is not here.
             pipeline.close()
+            for call in (lambda: gather.gather_into(out[:576], out), group.barrier):
+                try:
+                    call()
+                except direct_dcp.Error as error:
+                    assert "fork" in str(error), error
+                else:
+                    sys.exit(1)
             sys.exit(0)
         assert os.waitpid(child, 0)[1] == 0
         time.sleep(1)

@@ -38,6 +38,7 @@
 //! | exchange byte strings and descriptors between two ranks | [`Channel`] |
 //! | find each other through a private directory | [`rendezvous`] |
 //! | hand a descriptor to a child process | [`inherit`] |
+//! | find out that this process was forked from a rank's | [`forks`] |
 //!
 //! # What can be relied on
 //!
@@ -54,6 +55,7 @@ compile_error!("direct-dcp-shm needs Linux: memfd seals, SCM_RIGHTS and futexes"
 
 mod channel;
 mod error;
+mod fork;
 pub mod futex;
 mod mapping;
 mod memory;
@@ -64,6 +66,7 @@ pub mod rendezvous;
 
 pub use channel::{Channel, MAX_MESSAGE};
 pub use error::ShmError;
+pub use fork::forks;
 pub use mapping::Mapping;
 pub use memory::SharedMemory;
 pub use peer::Peer;

@@ -159,6 +159,15 @@ pub(crate) fn left() -> GatherError {
     }
 }
 
+/// The error of a call in a process that was forked from a rank's.
+pub(crate) fn forked() -> GatherError {
+    GatherError::Unsupported {
+        capability: "a call in a forked process",
+        reason: "only the process that it was forked from is a rank",
+        instead: "a group of its own",
+    }
+}
+
 /// What a call of `bytes` local bytes gathers, if it may: whole rows, `most` of them at most.
 pub(crate) fn shape(format: RowFormat, bytes: usize, most: usize) -> Result<Shape, GatherError> {
     let row_bytes = format.row_bytes();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use direct_dcp_kernels::Shape;
 use direct_dcp_kernels::host::{Conversion, Held, Lane, LaunchError};
 
-use crate::error::{GatherError, failure, from_fault, invalid, left, shape};
+use crate::error::{GatherError, failure, forked, from_fault, invalid, left, shape};
 use crate::format::RowFormat;
 use crate::layout::{FinalLayout, Planes, Rows};
 use crate::options::Way;
@@ -216,6 +216,9 @@ impl KvGather {
             return Err(GatherError::Poisoned { cause });
         }
         let control = self.workspace.group().control();
+        if control.is_forked() {
+            return Err(forked());
+        }
         if control.has_left() {
             return Err(left());
         }

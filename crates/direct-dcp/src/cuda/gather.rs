@@ -13,7 +13,7 @@ use direct_dcp_kernels::Shape;
 use super::choice::route;
 use super::layout::{FinalLayout, Planes};
 use super::workspace::Workspace;
-use crate::error::{GatherError, failure, from_cuda, from_fault, invalid, left, shape};
+use crate::error::{GatherError, failure, forked, from_cuda, from_fault, invalid, left, shape};
 use crate::format::{DType, RowFormat};
 use crate::gather::{FIRST_TIMEOUT, Status, TIMEOUT};
 
@@ -282,6 +282,9 @@ impl KvGather {
         })?;
         self.check()?;
         let control = self.workspace.group().control();
+        if control.is_forked() {
+            return Err(forked());
+        }
         if control.has_left() {
             return Err(left());
         }

@@ -18,7 +18,7 @@
 
 use super::error::{GroupError, shm_error};
 use super::fabric::Fabric;
-use direct_dcp_shm::{Mapping, SharedMemory, ShmError};
+use direct_dcp_shm::{Mapping, SharedMemory, ShmError, forks};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -222,9 +222,9 @@ pub(crate) struct Control {
     words: Arc<Words>,
     rank: usize,
     fabric: Arc<dyn Fabric>,
-    /// The process that is the rank. One that was forked from it shares the words and the sockets,
+    /// Says which process is the rank. One that was forked from it shares the words and the sockets,
     /// but is nobody in the group: what it does and how it ends must not be taken for the rank's.
-    process: u32,
+    forks: u32,
 }
 
 impl Control {
@@ -233,13 +233,13 @@ impl Control {
             words,
             rank,
             fabric,
-            process: std::process::id(),
+            forks: forks(),
         })
     }
 
     /// Whether this process is a fork of the rank's.
     pub(crate) fn is_forked(&self) -> bool {
-        std::process::id() != self.process
+        forks() != self.forks
     }
 
     /// The rank that aborted the generation, if any did.

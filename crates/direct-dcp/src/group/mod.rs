@@ -381,6 +381,13 @@ impl Group {
         bytes: &[u8],
         take: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<(), GroupError> {
+        if self.control.is_forked() {
+            return Err(GroupError::InvalidArgument {
+                what: "process",
+                expected: "that of the rank".into(),
+                got: "one that was forked from it".into(),
+            });
+        }
         self.fabric().gather(operation, bytes, self.timeout, take)
     }
 
