@@ -53,7 +53,8 @@ impl RowMap {
     /// Raises InvalidArgument for rows that are out of range, or twice there.
     #[staticmethod]
     fn from_rows(dst_rows: &Bound<'_, PyAny>, total_rows: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let rows = words("dst_rows", dst_rows)?;
+        // What is no signed number is one too large, and not a negative one.
+        let rows = words("dst_rows", dst_rows, "i")?;
         let rows: Vec<i32> = rows.into_iter().map(u32::cast_signed).collect();
         let total_rows = errors::count("total_rows", total_rows)?;
         made(plan::RowMap::from_rows(&rows, total_rows))
@@ -143,7 +144,7 @@ pub(crate) fn slots<'py>(
     start: &Bound<'py, PyAny>,
     stop: &Bound<'py, PyAny>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let table = words("block_table", block_table)?;
+    let table = words("block_table", block_table, "iI")?;
     // Strides are of no interest here.
     let pages = Pages::dense(errors::count("block", block)?, 0);
     let rows = errors::count("start", start)?..errors::count("stop", stop)?;
@@ -164,10 +165,11 @@ pub(crate) fn in_plan<'py>(py: Python<'py>, class: &str) -> PyResult<Bound<'py, 
     py.import("direct_dcp.plan")?.getattr(class)
 }
 
-/// Whole numbers of 32 bits that Python has in a list or an array.
-fn words(what: &str, values: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
+/// Whole numbers of 32 bits that Python has in a list or an array, in arrays of these type codes as
+/// they are.
+fn words(what: &str, values: &Bound<'_, PyAny>, codes: &str) -> PyResult<Vec<u32>> {
     let rows = values.py().import("direct_dcp._rows")?;
-    let bytes = rows.call_method1("words", (what, values))?;
+    let bytes = rows.call_method1("words", (what, values, codes))?;
     Ok(memory::words(bytes.extract()?))
 }
 

@@ -129,6 +129,9 @@ def test_maps_of_every_kind():
     ):
         from_rows = RowMap.from_rows(same, 9)
         assert list(from_rows.dst_rows) == rows and from_rows.local_rows == 5
+    # Not -1, which is what its bits would be.
+    with raises(ValueError, "dst_rows"):
+        RowMap.from_rows(numpy.array([0, 2**32 - 1], "u4"), 9)
     assert RowMap.from_runs(from_rows.runs, 5, 9) == from_rows
     assert RowMap.from_runs([(2, 0, 2), (0, 7, 1), [4, 5, 1]], 5, 9) == from_rows
     assert from_rows.with_digest(77).digest == 77 != from_rows.digest
@@ -174,7 +177,7 @@ def test_what_cannot_be_planned():
         (lambda: RowMap.check_group([RowMap.uneven([2, 2], 0)], [1, 3]), "request 1 has a gap"),
         (lambda: RowMap.check_group([RowMap.uneven([1], 0)] * 2, [1]), "request 0 has an overlap"),
         (lambda: plan.slots([1, 2], 4, 0, 9), "below the 2 pages of the block table, got 8"),
-        (lambda: plan.slots([1 << 30], 4, 0, 1), "a slot of at most"),
+        (lambda: plan.slots([1 << 30], 4, 0, 1), "in a slot of at most"),
         (lambda: plan.slots([1], 0, 0, 1), "row of a paged request"),
     ]
     for call, words in wrong:

@@ -172,7 +172,7 @@ fn options_that_cannot_be() {
         (&["gather", file, "--interleave", "0"], 2, "positive"),
         (
             &["gather", file, "--interleave", "18446744073709551615"],
-            1,
+            2,
             "interleave",
         ),
         (&["gather", file, "--iterations", "0"], 2, "1 to 1000000"),

@@ -239,10 +239,10 @@ fn what_is_wrong_is_said_in_a_line() {
             "--backend cuda",
         ),
         (run(&["bench", "--time"]), 2, "--trace"),
-        (trace(small, &["--budget", "3000000000"]), 1, "budget"),
+        (trace(small, &["--budget", "3000000000"]), 2, "budget"),
         (
             trace(small, &["--interleave", "18446744073709551615"]),
-            1,
+            2,
             "interleave",
         ),
         (

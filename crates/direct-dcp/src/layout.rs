@@ -205,7 +205,7 @@ impl Pages {
                 .checked_mul(self.page_rows)
                 .and_then(|slot| slot.checked_add(row.checked_rem(self.page_rows)?));
             slot.and_then(|slot| u32::try_from(slot).ok())
-                .ok_or_else(|| invalid(format!("a slot of at most {}", u32::MAX), row))
+                .ok_or_else(|| invalid(format!("one in a slot of at most {}", u32::MAX), row))
         })
         .collect()
     }

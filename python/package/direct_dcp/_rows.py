@@ -100,21 +100,22 @@ def device_address(what: str, rows: Any, index: int) -> int:
     return interface["data"][0]
 
 
-def words(what: str, values: Any) -> bytes:
-    """Whole numbers of 32 bits, as the machine has them."""
+def words(what: str, values: Any, codes: str = "iI") -> bytes:
+    """Whole numbers of 32 bits, as the machine has them; those of arrays of these type codes as they
+    are."""
     try:
         if is_tensor(values):
             values = values.numpy()
-        if _is_words(values):
+        if _is_words(values, codes):
             return memoryview(values).tobytes()
         return array("i", iter(values)).tobytes()
     except (TypeError, OverflowError, ValueError) as error:
         raise InvalidArgument(f"{what}: expected whole numbers of 32 bits: {error}") from None
 
 
-def _is_words(values: Any) -> bool:
+def _is_words(values: Any, codes: str) -> bool:
     try:
-        return memoryview(values).format in ("i", "I")
+        return memoryview(values).format in tuple(codes)
     except TypeError:
         return False
 

@@ -49,7 +49,7 @@ impl Options {
         };
         let planner = Sharding::new(ranks, self.interleave)
             .and_then(|sharding| ChunkPlanner::new(sharding, self.block, self.budget))
-            .map_err(|error| error.to_string())?;
+            .map_err(|error| Error::Usage(error.to_string()))?;
         let mut requests = trace::read(path)?;
         requests.truncate(self.limit.unwrap_or(usize::MAX));
         Ok(Some(TracePlan {

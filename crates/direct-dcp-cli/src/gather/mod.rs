@@ -117,7 +117,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Error> {
         restore: output.is_some(),
         request_major: args.layout.plan(tensor.rows, tensor.dim)?,
     };
-    let sharding = task.sharding(args.ranks)?;
+    let sharding = task.sharding(args.ranks).map_err(Error::Usage)?;
     let padded_rows = match &task.request_major {
         Some(plan) => plan.rows(sharding, 0).1,
         None => task.padded_rows(sharding),
