@@ -2,8 +2,9 @@
 
     CUDA_DEVICE_MAX_CONNECTIONS=32 python python/examples/02_one_gpu.py
 
-It needs a GPU and torch. For developing an engine on one device. The variable gives each stream a hardware queue of its own:
-ranks wait for one another, and streams that share a queue are executed one after the other.
+It needs a GPU and torch. For developing an engine on one device. The variable gives each stream a
+hardware queue of its own: ranks wait for one another, and streams that share a queue are executed one
+after the other.
 """
 
 import os

@@ -18,18 +18,20 @@ pub(crate) fn positive(text: &str) -> Result<usize, String> {
 
 /// How often something is done.
 pub(crate) fn iterations(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(number @ 1..=1_000_000) => Ok(number),
-        _ => Err("a number from 1 to 1000000 is wanted".into()),
-    }
+    times(text, 1)
 }
 
-/// Of nothing, or a number to do it.
+/// How often something is done, if at all.
 pub(crate) fn iterations_or_none(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(number @ 0..=1_000_000) => Ok(number),
-        _ => Err("a number from 0 to 1000000 is wanted".into()),
-    }
+    times(text, 0)
+}
+
+fn times(text: &str, least: usize) -> Result<usize, String> {
+    const MOST: usize = 1_000_000;
+    let number = text.parse().ok();
+    number
+        .filter(|number| (least..=MOST).contains(number))
+        .ok_or_else(|| format!("a number from {least} to {MOST} is wanted"))
 }
 
 /// Bytes: a number, with K, M or G behind it for 1024 and its powers.

@@ -38,8 +38,16 @@ impl Table {
         Ok(Table(table.map_err(|error| error.to_string())?))
     }
 
-    /// Reads a file for `ranks` ranks, and says so if none of its entries can be for them.
-    pub(crate) fn load_for(path: &Path, backend: Backend, ranks: usize) -> Result<Self, Error> {
+    /// Reads the file that `ranks` ranks are to go by, if one is named, and says so if none of its
+    /// entries can be for them.
+    pub(crate) fn wanted(
+        path: Option<&Path>,
+        backend: Backend,
+        ranks: usize,
+    ) -> Result<Option<Self>, Error> {
+        let Some(path) = path else {
+            return Ok(None);
+        };
         let table = Self::load(path)?;
         let mut settings = table.0.entries().iter().map(|entry| &entry.setting);
         if !settings.any(|one| (one.backend, one.ranks) == (backend.tuned(), ranks)) {
@@ -48,7 +56,7 @@ impl Table {
                 "tuning table {path} has no entry for {ranks} {backend}, whose ways are the default's"
             ));
         }
-        Ok(table)
+        Ok(Some(table))
     }
 }
 

@@ -108,6 +108,13 @@ fn children(parent: u32) -> Vec<u32> {
         .collect()
 }
 
+/// One of a process's sets of signals, the first in the lowest bit.
+fn mask(pid: u32, name: &str) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let mask = status.lines().find_map(|line| line.strip_prefix(name));
+    u64::from_str_radix(mask.unwrap().trim(), 16).unwrap()
+}
+
 fn maps_workspace(pid: u32) -> bool {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps"));
     maps.is_ok_and(|maps| maps.contains("direct-dcp workspace"))
@@ -171,6 +178,8 @@ fn signals_end_everything() {
 fn a_signal_that_is_ignored_stays_so() {
     let run = LongRun::start_by(after("trap '' HUP"), "threads");
     until("at work", || maps_workspace(run.pid()));
+    let caught = |number: Signal| mask(run.pid(), "SigCgt:") & (1 << (number.as_raw() - 1)) != 0;
+    assert!(caught(Signal::TERM) && !caught(Signal::HUP));
     signal(run.pid(), Signal::HUP);
     // The first signal that counts ends it, so that was none.
     signal(run.pid(), Signal::TERM);

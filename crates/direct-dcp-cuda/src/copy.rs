@@ -4,7 +4,7 @@
 
 use core::ffi::c_void;
 
-use crate::error::Result;
+use crate::error::{Result, check_span};
 use crate::pinned::PinnedBuffer;
 use crate::stream::Stream;
 use crate::sys::{CU_MEMORYTYPE_UNIFIED, CUDA_MEMCPY2D};
@@ -179,9 +179,10 @@ pub(crate) unsafe fn download(stream: &Stream, to: &mut [u8], from: u64) -> Resu
 /// # Safety
 /// `from` is a word that the stream's context can read, live through the call.
 pub(crate) unsafe fn fetch_u64(stream: &Stream, through: &PinnedBuffer, from: u64) -> Result<u64> {
-    let bytes = through.bytes().min(size_of::<u64>());
-    // SAFETY: so many bytes the buffer has, and the copy is over when the call returns; the caller
-    // vouches for the word.
+    let bytes = size_of::<u64>();
+    check_span("fetch", 0, bytes, through.bytes())?;
+    // SAFETY: the buffer has room, and the copy is over when the call returns; the caller vouches
+    // for the word.
     let submitted = unsafe { stream.copy_to_host(through.as_ptr(), from, bytes) };
     submitted.and(settle(stream))?;
     through.load_u64(0)

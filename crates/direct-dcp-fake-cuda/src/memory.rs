@@ -133,10 +133,15 @@ pub(crate) struct Buffer {
     pub(crate) pinned: bool,
 }
 
+/// The buffer that an address is in, and where it begins.
+fn buffer_at(state: &State, address: u64) -> Option<(u64, &Buffer)> {
+    let (&base, buffer) = state.buffers.range(..=address).next_back()?;
+    (address < base + buffer.size as u64).then_some((base, buffer))
+}
+
 /// Whether an address is in pinned host memory.
 pub(crate) fn is_pinned(state: &State, address: u64) -> bool {
-    let before = state.buffers.range(..=address).next_back();
-    before.is_some_and(|(base, buffer)| buffer.pinned && address < base + buffer.size as u64)
+    buffer_at(state, address).is_some_and(|(_, buffer)| buffer.pinned)
 }
 
 /// Whether a device may touch a span, and at which host address it lies.
@@ -153,9 +158,7 @@ pub(crate) fn check_access(
     let end = address
         .checked_add(bytes as u64)
         .ok_or(Code::INVALID_VALUE)?;
-    if let Some((base, buffer)) = state.buffers.range(..=address).next_back()
-        && address < base + buffer.size as u64
-    {
+    if let Some((base, buffer)) = buffer_at(state, address) {
         let peers = state
             .contexts
             .get(&device)

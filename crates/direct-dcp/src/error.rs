@@ -152,20 +152,21 @@ pub(crate) fn invalid(what: &'static str, expected: String, got: impl fmt::Displ
     }
 }
 
-/// The error of a call after the group was rebuilt.
-pub(crate) fn left() -> GatherError {
-    GatherError::Poisoned {
-        cause: "this generation ended when its group was rebuilt; use the new one".into(),
+/// Refuses calls of a process that was forked from a rank's, and those after the group was rebuilt.
+pub(crate) fn check_rank(control: &Control) -> Result<(), GatherError> {
+    if control.is_forked() {
+        return Err(GatherError::Unsupported {
+            capability: "a call in a forked process",
+            reason: "only the process that it was forked from is a rank",
+            instead: "a group of its own",
+        });
     }
-}
-
-/// The error of a call in a process that was forked from a rank's.
-pub(crate) fn forked() -> GatherError {
-    GatherError::Unsupported {
-        capability: "a call in a forked process",
-        reason: "only the process that it was forked from is a rank",
-        instead: "a group of its own",
+    if control.has_left() {
+        return Err(GatherError::Poisoned {
+            cause: "this generation ended when its group was rebuilt; use the new one".into(),
+        });
     }
+    Ok(())
 }
 
 /// What a call of `bytes` local bytes gathers, if it may: whole rows, `most` of them at most.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use direct_dcp_kernels::Shape;
 use direct_dcp_kernels::host::{Conversion, Held, Lane, LaunchError};
 
-use crate::error::{GatherError, failure, forked, from_fault, invalid, left, shape};
+use crate::error::{GatherError, check_rank, failure, from_fault, invalid, shape};
 use crate::format::RowFormat;
 use crate::layout::{FinalLayout, Planes, Rows};
 use crate::options::Way;
@@ -72,8 +72,9 @@ impl KvGather {
     ///
     /// # Errors
     /// [`GatherError::InvalidArgument`], [`SlotInUse`](GatherError::SlotInUse),
-    /// [`Busy`](GatherError::Busy) and [`Poisoned`](GatherError::Poisoned) before anything is
-    /// written or published. [`Timeout`](GatherError::Timeout),
+    /// [`Busy`](GatherError::Busy), [`Poisoned`](GatherError::Poisoned), and in a process that was
+    /// forked from the rank's [`Unsupported`](GatherError::Unsupported), before anything is written
+    /// or published. [`Timeout`](GatherError::Timeout),
     /// [`PeerLost`](GatherError::PeerLost), [`Mismatch`](GatherError::Mismatch),
     /// [`Desync`](GatherError::Desync) and [`Aborted`](GatherError::Aborted) poison the
     /// generation, and leave in `out` whatever rows had come by then.
@@ -216,12 +217,7 @@ impl KvGather {
             return Err(GatherError::Poisoned { cause });
         }
         let control = self.workspace.group().control();
-        if control.is_forked() {
-            return Err(forked());
-        }
-        if control.has_left() {
-            return Err(left());
-        }
+        check_rank(control)?;
         if let Some(by) = control.aborted_by() {
             let error = GatherError::Aborted { by };
             *self.failure() = Some(error.to_string());

@@ -21,10 +21,13 @@ class _Lent:
         self._lent = None
         self._release()
 
-    def __enter__(self) -> Any:
+    def _held(self) -> Any:
         if self._lent is None:
             raise Error("what was lent was released; gather again")
         return self._lent
+
+    def __enter__(self) -> Any:
+        return self._held()
 
     def __exit__(self, *_: object) -> None:
         self.release()
@@ -39,7 +42,7 @@ class Gathered(_Lent):
         memoryview for other buffers, and on GPUs an object with ``__cuda_array_interface__``.
 
         Raises Error once they were released."""
-        return self.__enter__()
+        return self._held()
 
 
 class Planes(_Lent):
@@ -51,4 +54,4 @@ class Planes(_Lent):
         """Of each plane ``[total_rows, elements]``, in the same forms as :attr:`Gathered.rows`.
 
         Raises Error once they were released."""
-        return self.__enter__()
+        return self._held()

@@ -290,11 +290,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Error> {
         rows: rows(args)?,
         row_bytes: args.row_bytes,
         ways: args.way.clone(),
-        tuning: args
-            .tuning
-            .as_deref()
-            .map(|path| Table::load_for(path, args.backend, args.ranks))
-            .transpose()?,
+        tuning: Table::wanted(args.tuning.as_deref(), args.backend, args.ranks)?,
         modes: args.mode.clone(),
         blocks: match &request_major {
             Some(_) => 1,

@@ -108,11 +108,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Error> {
         interleave: args.interleave,
         place,
         way: args.way,
-        tuning: args
-            .tuning
-            .as_deref()
-            .map(|path| Table::load_for(path, args.backend, args.ranks))
-            .transpose()?,
+        tuning: Table::wanted(args.tuning.as_deref(), args.backend, args.ranks)?,
         iterations: args.iterations,
         restore: output.is_some(),
         request_major: args.layout.plan(tensor.rows, tensor.dim)?,

@@ -235,14 +235,16 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The loader's own words, which begin with the file as a rule.
-/// The loader's words, without the name of the file.
+/// The loader's own words, without the name of the file, with which they begin as a rule.
 fn why_not_opened(name: &str, error: &libloading::Error) -> String {
     let words = match error.source() {
         Some(loader) => loader.to_string(),
         None => error.to_string(),
     };
-    one_line(words.trim_start_matches(name).trim_start_matches(':'))
+    let own = words
+        .strip_prefix(name)
+        .and_then(|rest| rest.strip_prefix(':'));
+    one_line(own.unwrap_or(&words))
 }
 
 fn one_line(text: &str) -> String {

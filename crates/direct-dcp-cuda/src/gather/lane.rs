@@ -149,7 +149,6 @@ impl Lane {
         let state = DeviceBuffer::new(context, size_of::<State>())?;
         state.upload(stream, 0, &[0; size_of::<State>()])?;
         let words = Words::new(context, layout.world_size)?;
-        stream.synchronize()?;
         Ok(Lane {
             book: Mutex::new(Book {
                 issued: 0,

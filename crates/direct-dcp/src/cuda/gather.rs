@@ -13,7 +13,7 @@ use direct_dcp_kernels::Shape;
 use super::choice::route;
 use super::layout::{FinalLayout, Planes};
 use super::workspace::Workspace;
-use crate::error::{GatherError, failure, forked, from_cuda, from_fault, invalid, left, shape};
+use crate::error::{GatherError, check_rank, failure, from_cuda, from_fault, invalid, shape};
 use crate::format::{DType, RowFormat};
 use crate::gather::{FIRST_TIMEOUT, Status, TIMEOUT};
 
@@ -282,12 +282,7 @@ impl KvGather {
         })?;
         self.check()?;
         let control = self.workspace.group().control();
-        if control.is_forked() {
-            return Err(forked());
-        }
-        if control.has_left() {
-            return Err(left());
-        }
+        check_rank(control)?;
         if let Some(by) = control.aborted_by() {
             // Not a call, so not the end of one: what is under way is ended by the watchers.
             let error = GatherError::Aborted { by };

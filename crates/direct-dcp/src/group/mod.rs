@@ -274,9 +274,9 @@ impl Group {
     /// The lengths may differ.
     ///
     /// # Errors
-    /// [`GroupError::InvalidArgument`] for more than 256 MiB, [`GroupError::Timeout`],
-    /// [`GroupError::PeerLost`], [`GroupError::Rebuilding`], [`GroupError::Aborted`], and
-    /// [`GroupError::Mismatch`] if another rank called another collective.
+    /// [`GroupError::InvalidArgument`] for more than 256 MiB and in a process that was forked from
+    /// the rank's, [`GroupError::Timeout`], [`GroupError::PeerLost`], [`GroupError::Rebuilding`],
+    /// [`GroupError::Aborted`], and [`GroupError::Mismatch`] if another rank called another collective.
     pub fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, GroupError> {
         if bytes.len() > message::MAX_PAYLOAD {
             return Err(GroupError::InvalidArgument {
