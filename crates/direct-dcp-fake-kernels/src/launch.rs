@@ -10,7 +10,7 @@ use std::time::Instant;
 use direct_dcp_kernels::device::{Arguments, PlaceArguments, Receiver, State, Status};
 use direct_dcp_kernels::{Call, Shape, protocol};
 
-use crate::block::Block;
+use crate::thread::{Team, Thread};
 use crate::{fake, memory};
 
 /// `CUDA_ERROR_INVALID_VALUE`, `_ILLEGAL_ADDRESS` and `_MISALIGNED_ADDRESS`.
@@ -18,7 +18,7 @@ const INVALID_VALUE: i32 = 1;
 const ILLEGAL_ADDRESS: i32 = 700;
 const MISALIGNED_ADDRESS: i32 = 716;
 
-/// A launch under way, shared by its blocks.
+/// A launch under way, shared by its threads.
 pub(crate) struct Launch {
     pub(crate) arguments: Arguments,
     /// Where rows go that have a place each.
@@ -271,8 +271,10 @@ impl Launch {
             .compare_exchange(0, code, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// A gather, with a thread for each block.
+    /// A gather, with two threads in each block: what one of them finds must reach the other, and
+    /// their waits are apart.
     pub(crate) fn gather(&self, copy_out: bool) {
+        const THREADS: NonZeroU32 = NonZeroU32::new(2).unwrap();
         let call = Call {
             world_size: self.world_size,
             rank: self.arguments.rank,
@@ -285,27 +287,39 @@ impl Launch {
         if copy_out && self.arguments.stored != 0 {
             return self.fail(INVALID_VALUE);
         }
-        self.each_block(copy_out, |block| protocol::gather(block, &call));
+        self.each_thread(THREADS, copy_out, |thread| protocol::gather(thread, &call));
     }
 
-    /// Runs `body` for every block at once.
-    pub(crate) fn each_block(&self, copy_out: bool, body: impl Fn(&Block<'_>) + Sync) {
-        let run = |block| {
-            body(&Block {
+    /// Runs `body` in so many threads of every block at once.
+    pub(crate) fn each_thread(
+        &self,
+        threads: NonZeroU32,
+        copy_out: bool,
+        body: impl Fn(&Thread<'_>) + Sync,
+    ) {
+        let teams: Vec<Team> = (0..self.blocks.get()).map(|_| Team::new(threads)).collect();
+        let run = |block: u32, thread| {
+            body(&Thread {
                 launch: self,
                 block,
+                thread,
+                team: &teams[block as usize],
                 copy_out,
             });
         };
         std::thread::scope(|scope| {
             let run = &run;
-            for block in 1..self.blocks.get() {
-                std::thread::Builder::new()
-                    .stack_size(128 << 10)
-                    .spawn_scoped(scope, move || run(block))
-                    .expect("a thread for each block");
+            for block in 0..self.blocks.get() {
+                for thread in 0..threads.get() {
+                    if (block, thread) != (0, 0) {
+                        std::thread::Builder::new()
+                            .stack_size(128 << 10)
+                            .spawn_scoped(scope, move || run(block, thread))
+                            .expect("a CPU thread for each of the launch");
+                    }
+                }
             }
-            run(0);
+            run(0, 0);
         });
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! [`register`] hands them to [`direct_dcp_fake_cuda`]. From then on code that launches the kernels
 //! of `direct_dcp_kernels::device` runs on a machine without a GPU, by the same
-//! [`protocol::gather`](direct_dcp_kernels::protocol::gather). A block is a thread of the CPU, and
-//! has one thread of the kernel.
+//! [`protocol::gather`](direct_dcp_kernels::protocol::gather). A thread of a kernel is one of the
+//! CPU; a block has two.
 //!
 //! What a GPU would leave undefined ends the launch with an error here: memory that the device may
 //! not touch, accesses that are not aligned to the kernel's unit, an ordinary access to a multicast
@@ -11,12 +11,12 @@
 //!
 //! The stores of a launch can be made to fail: see [`sabotage`].
 
-mod block;
 mod launch;
 mod memory;
 mod place;
 mod sabotage;
 mod staged;
+mod thread;
 
 use core::ffi::c_void;
 use std::sync::OnceLock;

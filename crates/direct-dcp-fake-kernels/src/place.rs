@@ -3,16 +3,16 @@
 
 use direct_dcp_kernels::{Fault, FaultCode, Machine, bf16_from_e4m3, rotated};
 
-use crate::block::Block;
 use crate::launch::Placing;
 use crate::memory;
+use crate::thread::Thread;
 
-impl Block<'_> {
-    /// Stores this block's rows in their places in `slot`.
+impl Thread<'_> {
+    /// Stores this thread's rows in their places in `slot`.
     pub(crate) fn store_places(&self, slot: u32, placing: &Placing) {
         let a = &placing.arguments;
-        let (block, blocks) = (self.block(), self.blocks().get());
-        for row in (block..a.local_rows).step_by(blocks as usize) {
+        let (this, all) = self.among_all();
+        for row in (this..a.local_rows).step_by(all as usize) {
             // SAFETY: the launch checked the table.
             let place = unsafe { memory::read::<u32>(a.places + u64::from(row) * 4) };
             if place == u32::MAX {

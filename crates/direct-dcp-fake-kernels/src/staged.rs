@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code)] // device memory
 
+use core::num::NonZeroU32;
 use core::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -16,30 +17,30 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The epoch of the call.
 pub(crate) fn advance(launch: &Launch) {
-    launch.each_block(false, |block| {
-        block.epoch_word().fetch_add(1, Ordering::Relaxed);
+    launch.each_thread(NonZeroU32::MIN, false, |thread| {
+        thread.epoch_word().fetch_add(1, Ordering::Relaxed);
     });
 }
 
 /// Stores the rows to every rank, publishes, waits.
 pub(crate) fn publish(launch: &Launch) {
-    launch.each_block(false, |block| {
-        let epoch = block.epoch();
+    launch.each_thread(NonZeroU32::MIN, false, |thread| {
+        let epoch = thread.epoch();
         let slot = slot_of(epoch, launch.slots);
-        block.store_share(slot);
+        thread.store_share(slot);
         // A CPU has no count that orders less.
-        if block.arrive() + 1 != launch.blocks.get() {
+        if thread.arrive() + 1 != launch.blocks.get() {
             return;
         }
-        block.reset_arrivals();
+        thread.reset_arrivals();
         for receiver in 0..launch.arguments.receiver_count {
-            block.publish(receiver, slot, launch.arguments.shape, epoch as u32);
+            thread.publish(receiver, slot, launch.arguments.shape, epoch as u32);
         }
         let start = Instant::now();
         for source in 0..launch.world_size.get() {
             let mut polls = 0;
-            while block.observe(slot, source) != epoch as u32 && start.elapsed() < PATIENCE {
-                block.relax(polls);
+            while thread.observe(slot, source) != epoch as u32 && start.elapsed() < PATIENCE {
+                thread.relax(polls);
                 polls += 1;
             }
         }
@@ -48,12 +49,12 @@ pub(crate) fn publish(launch: &Launch) {
 
 /// Copies the slot to the output.
 pub(crate) fn copy(launch: &Launch) {
-    launch.each_block(false, |block| {
+    launch.each_thread(NonZeroU32::MIN, false, |thread| {
         let arguments = &launch.arguments;
         let all = arguments.shape.bytes() * u64::from(arguments.world_size);
-        let slot = u64::from(slot_of(block.epoch(), launch.slots));
+        let slot = u64::from(slot_of(thread.epoch(), launch.slots));
         let from = arguments.own.rows + slot * arguments.slot_bytes;
-        let share = block.share(all);
+        let share = thread.share(all);
         // SAFETY: spans that the launch checked; the launch before waited for all rows.
         unsafe {
             memory::copy(

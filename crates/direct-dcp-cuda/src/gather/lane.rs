@@ -219,7 +219,15 @@ impl Lane {
         self.words.report()
     }
 
-    /// Ends every wait of this lane, now and from now on: the group is aborted.
+    /// Whether a call has found a fault, which [`report`](Lane::report) tells once the call's other
+    /// waits have ended too.
+    #[must_use]
+    pub fn has_fault(&self) -> bool {
+        self.words.has_fault()
+    }
+
+    /// Ends every wait of this lane, now and from now on. A fault that was found before stays the
+    /// one that is reported.
     pub fn abort(&self) {
         self.words.abort();
     }

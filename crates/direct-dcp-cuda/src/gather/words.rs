@@ -76,6 +76,12 @@ impl Words {
         Some(Report { fault, missing })
     }
 
+    /// Whether a launch has found a fault. It may be under way still, and there is no report then.
+    pub(super) fn has_fault(&self) -> bool {
+        let code = self.memory.load_u32(offset_of!(Status, code));
+        code.is_ok_and(|code| code != 0)
+    }
+
     /// Ends every wait, now and from now on.
     pub(super) fn abort(&self) {
         self.interrupt(0);

@@ -1,4 +1,5 @@
-//! Tells waiting kernels what only the host can see: an abort, and the death of a rank.
+//! Tells waiting kernels what only the host can see: an abort, the death of a rank, and that they
+//! have waited long enough for the others after one of their waits has failed.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -32,9 +33,11 @@ impl Watcher {
             .spawn(move || {
                 let (flag, changed) = &*stopped;
                 let mut lost = vec![false; world_size as usize];
+                let mut failing = vec![false; lanes.len()];
                 let mut flag = flag.lock().unwrap_or_else(PoisonError::into_inner);
                 while !*flag {
                     look(&control, &lanes, &mut lost);
+                    give_up(&lanes, &mut failing);
                     let wait = changed.wait_timeout(flag, INTERVAL);
                     flag = wait.unwrap_or_else(PoisonError::into_inner).0;
                 }
@@ -66,6 +69,17 @@ fn look(control: &Control, lanes: &[Arc<Lane>], lost: &mut [bool]) {
         if !*known && control.lost(rank as usize) {
             *known = true;
             lanes.iter().for_each(|lane| lane.lose(rank));
+        }
+    }
+}
+
+/// Ends the other waits of calls that were seen to fail at the look before. Whoever they wait for
+/// may not come at all: a rank that shares the device cannot submit its call while a driver that
+/// was asked to free memory waits, with a lock held, for the device to be done with this one.
+fn give_up(lanes: &[Arc<Lane>], failing: &mut [bool]) {
+    for (lane, seen) in lanes.iter().zip(failing) {
+        if std::mem::replace(seen, lane.has_fault()) {
+            lane.abort();
         }
     }
 }

@@ -1,11 +1,12 @@
-//! [`Machine`] for the one thread of a block.
+//! [`Machine`] for a thread of a block.
 
 #![allow(unsafe_code)] // device memory
 
 use core::mem::offset_of;
 use core::num::NonZeroU32;
 use core::ops::Range;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::Barrier;
 use std::time::Duration;
 
 use direct_dcp_kernels::device::{State, Status};
@@ -16,19 +17,36 @@ use crate::launch::Launch;
 use crate::memory;
 use crate::sabotage::{self, Sabotage};
 
-/// Polls that only yield the CPU, before a waiting block sleeps between polls.
+/// Polls that only yield the CPU, before a waiting thread sleeps between polls.
 const BUSY_POLLS: u32 = 200;
 const SLEEP: Duration = Duration::from_micros(100);
 
-/// One block of a launch.
-pub(crate) struct Block<'a> {
+/// What the threads of a block share.
+pub(crate) struct Team {
+    barrier: Barrier,
+    votes: Box<[AtomicBool]>,
+}
+
+impl Team {
+    pub(crate) fn new(threads: NonZeroU32) -> Self {
+        Team {
+            barrier: Barrier::new(threads.get() as usize),
+            votes: (0..threads.get()).map(|_| AtomicBool::new(false)).collect(),
+        }
+    }
+}
+
+/// One thread of a launch.
+pub(crate) struct Thread<'a> {
     pub(crate) launch: &'a Launch,
     pub(crate) block: u32,
+    pub(crate) thread: u32,
+    pub(crate) team: &'a Team,
     /// Whether the launch ends with a copy.
     pub(crate) copy_out: bool,
 }
 
-impl Block<'_> {
+impl Thread<'_> {
     /// A word whose span the launch has checked.
     fn word(&self, address: u64) -> &AtomicU32 {
         // SAFETY: checked by the launch. Whoever launched keeps the memory until the end of it.
@@ -77,13 +95,19 @@ impl Block<'_> {
         }
     }
 
-    /// This block's share of `total` bytes, a run of whole units.
+    /// This thread among those of all blocks, and how many they are.
+    pub(crate) fn among_all(&self) -> (u32, u32) {
+        let threads = self.threads().get();
+        let this = self.block * threads + self.thread;
+        (this, self.launch.blocks.get() * threads)
+    }
+
+    /// This thread's share of `total` bytes, a run of whole units.
     pub(crate) fn share(&self, total: u64) -> Range<u64> {
         let units = total / self.launch.unit;
-        let blocks = u64::from(self.launch.blocks.get());
-        let block = u64::from(self.block);
-        let at = |block: u64| units * block / blocks * self.launch.unit;
-        at(block)..at(block + 1)
+        let (this, all) = self.among_all();
+        let at = |thread| units * u64::from(thread) / u64::from(all) * self.launch.unit;
+        at(this)..at(this + 1)
     }
 
     /// Where this rank's rows go in the output, if there is one.
@@ -93,7 +117,7 @@ impl Block<'_> {
         (self.copy_out && arguments.out != 0).then_some(arguments.out + place)
     }
 
-    /// Stores this block's share of the local slice where it belongs in `slot`, and in the output.
+    /// Stores this thread's share of the local slice where it belongs in `slot`, and in the output.
     pub(crate) fn store_share(&self, slot: u32) {
         let arguments = &self.launch.arguments;
         let share = self.share(arguments.shape.bytes());
@@ -103,7 +127,7 @@ impl Block<'_> {
             return;
         }
         if let Some(out) = self.own_out() {
-            // SAFETY: spans that the launch checked; only this block writes this part.
+            // SAFETY: spans that the launch checked; only this thread writes this part.
             unsafe { memory::copy(out + share.start, from, bytes) };
         }
         let sabotage = sabotage::current();
@@ -112,7 +136,7 @@ impl Block<'_> {
                 return;
             }
             // SAFETY: spans that the launch checked. The slot rule keeps every reader out of these
-            // bytes until the call publishes, and no other block or rank writes them.
+            // bytes until the call publishes, and no other thread or rank writes them.
             return unsafe { memory::copy(arguments.own.rows + place, from, bytes) };
         }
         let count = self.receivers();
@@ -150,7 +174,7 @@ impl Block<'_> {
     }
 }
 
-impl Machine for Block<'_> {
+impl Machine for Thread<'_> {
     const POLLS_PER_LOOK: u32 = 8;
 
     fn block(&self) -> u32 {
@@ -162,17 +186,25 @@ impl Machine for Block<'_> {
     }
 
     fn thread(&self) -> u32 {
-        0
+        self.thread
     }
 
     fn threads(&self) -> NonZeroU32 {
-        NonZeroU32::MIN
+        NonZeroU32::new(self.team.votes.len() as u32).unwrap_or(NonZeroU32::MIN)
     }
 
-    fn barrier(&self) {}
+    fn barrier(&self) {
+        self.team.barrier.wait();
+    }
 
     fn any(&self, vote: bool) -> bool {
-        vote
+        let votes = &self.team.votes;
+        votes[self.thread as usize].store(vote, Ordering::Relaxed);
+        self.barrier();
+        let any = votes.iter().any(|vote| vote.load(Ordering::Relaxed));
+        // Nobody votes anew before all have counted.
+        self.barrier();
+        any
     }
 
     fn epoch(&self) -> u64 {
