@@ -44,9 +44,10 @@ pub enum GatherError {
         /// The call whose window is next, if any is left.
         next: Option<u64>,
     },
-    /// Another thread is in a call on this ubatch: use one thread, or one ubatch each.
+    /// Another thread is in a call on this ubatch, or a pipeline's call is under way: use one
+    /// thread, or one ubatch each.
     #[error(
-        "ubatch {ubatch}: another thread is in a call on it; calls on one ubatch must have one order on all ranks"
+        "ubatch {ubatch}: another thread is in a call on it, or a call of a pipeline is under way; calls on one ubatch must have one order on all ranks"
     )]
     Busy {
         /// The ubatch.
