@@ -126,7 +126,7 @@ unsafe fn store<T: Unit>(
         let to = to(step) + at;
         for (index, unit) in (0_u64..).zip(batch) {
             // SAFETY: the caller's.
-            unsafe { unit.store(to + index * stride, step < job.everywhere) };
+            unsafe { unit.stream(to + index * stride, step < job.everywhere) };
         }
     }
 }
@@ -148,7 +148,7 @@ unsafe fn store_some<T: Unit>(
         for (index, unit) in (0_u64..).zip(batch) {
             if let Some(unit) = unit {
                 // SAFETY: the unit was loaded, so it lies below `len`.
-                unsafe { unit.store(to + index * stride, step < job.everywhere) };
+                unsafe { unit.stream(to + index * stride, step < job.everywhere) };
             }
         }
     }

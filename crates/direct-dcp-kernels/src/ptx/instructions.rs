@@ -281,10 +281,14 @@ pub(super) trait Unit: Copy {
     /// # Safety
     /// `address` is a multiple of `BYTES`, and that of as many bytes of global memory.
     unsafe fn load(address: u64) -> Self;
+    /// Stores it, and lets the cache drop it before other lines. A gather writes up to W times what
+    /// it reads: kept like the rest, that would push out what the next kernels read, and the rows
+    /// that the gather itself has yet to read. A hint: it changes neither value nor order.
+    ///
     /// # Safety
     /// `address` is a multiple of `BYTES`, and that of as many bytes of global memory; where the
     /// module is the multicast one and `everywhere` is set, of multicast memory.
-    unsafe fn store(self, address: u64, everywhere: bool);
+    unsafe fn stream(self, address: u64, everywhere: bool);
 }
 
 /// Sixteen bytes.
@@ -341,7 +345,33 @@ impl Unit for Quad {
     }
 
     #[inline(always)]
-    unsafe fn store(self, address: u64, everywhere: bool) {
+    unsafe fn stream(self, address: u64, everywhere: bool) {
+        if everywhere {
+            // Multicast stores carry no hint.
+            // SAFETY: the caller's.
+            return unsafe { self.store(address, true) };
+        }
+        // SAFETY: the caller's.
+        unsafe {
+            asm!(
+                "st.global.cs.v4.u32 [{address}], {{{a}, {b}, {c}, {d}}};",
+                address = in(reg64) address,
+                a = in(reg32) self.0,
+                b = in(reg32) self.1,
+                c = in(reg32) self.2,
+                d = in(reg32) self.3,
+            );
+        }
+    }
+}
+
+impl Quad {
+    /// An ordinary store, or one to every replica of a multicast address.
+    ///
+    /// # Safety
+    /// As for [`stream`](Unit::stream).
+    #[inline(always)]
+    pub(super) unsafe fn store(self, address: u64, everywhere: bool) {
         #[cfg(feature = "multicast")]
         if everywhere {
             // SAFETY: the caller's. A store does not look at the bits, so f32 is as good a type
@@ -398,11 +428,11 @@ macro_rules! unit {
             }
 
             #[inline(always)]
-            unsafe fn store(self, address: u64, _everywhere: bool) {
+            unsafe fn stream(self, address: u64, _everywhere: bool) {
                 // SAFETY: the caller's.
                 unsafe {
                     asm!(
-                        concat!("st.global.", $suffix, " [{address}], {value};"),
+                        concat!("st.global.cs.", $suffix, " [{address}], {value};"),
                         address = in(reg64) address,
                         value = in($register) self.0,
                     );

@@ -218,7 +218,7 @@ impl<C: Convert<To = T>, T: Unit> Rows<T> for Placed<'_, C> {
                     // SAFETY: the place is one of the result's, which the host saw to fit a slot.
                     // The slot rule keeps every reader out of these bytes until we publish; the
                     // plan gives no other row this place.
-                    unsafe { unit.store(rows + to, everywhere) };
+                    unsafe { unit.stream(rows + to, everywhere) };
                 }
             }
             at += 4 * threads;
