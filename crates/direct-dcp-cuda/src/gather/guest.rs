@@ -122,8 +122,8 @@ impl GuestLane {
             return Err(size("gathered bytes, at most", options.slot_bytes, all));
         }
         let unaligned = (local.address() | out.address() | shape.bytes()) % WIDTH;
-        let function = self.kernel.function(WIDTH as u32, true);
-        let Some(function) = function.filter(|_| unaligned == 0) else {
+        let entry = self.kernel.entry(WIDTH as u32, true);
+        let Some(entry) = entry.filter(|_| unaligned == 0) else {
             return Err(size("bytes beyond a multiple of 16", 0, unaligned));
         };
         let arguments = Arguments {
@@ -147,12 +147,16 @@ impl GuestLane {
             stored: 0,
         };
         // All blocks wait, so all must be resident, beside those of ranks on the same device.
-        let most = self.kernel.resident_blocks() / options.sharing.max(1);
+        let most = entry.resident_blocks / options.sharing.max(1);
         let launch = self.kernel.shape(shape.bytes(), WIDTH as u32, most);
         // SAFETY: the kernel's one parameter is `Arguments`. The table, the state and the words
         // live until `drop` has waited; the promises of `new`, `DeviceRows` and `DeviceRowsMut`
         // cover the rest.
-        unsafe { function.launch(launch, stream, &[Param::new(&arguments)]) }?;
+        unsafe {
+            entry
+                .function
+                .launch(launch, stream, &[Param::new(&arguments)])
+        }?;
         Ok(())
     }
 

@@ -28,17 +28,26 @@ pub enum Transport {
     Multicast,
 }
 
+/// One kernel.
+#[derive(Clone, Debug)]
+pub(super) struct Entry {
+    width: u32,
+    kind: bool,
+    pub(super) function: Function,
+    /// Blocks that are resident at once on a device that does nothing else.
+    pub(super) resident_blocks: u32,
+}
+
 /// The gather kernels of one context.
 #[derive(Clone, Debug)]
 pub struct Kernel {
     pub(super) transport: Transport,
     module: Arc<Module>,
-    functions: Vec<(u32, bool, Function)>,
+    functions: Vec<Entry>,
     /// Those that store each row in its final place: bytes of a store, whether they convert.
-    placers: Vec<(u32, bool, Function)>,
+    placers: Vec<Entry>,
     /// The staged algorithm's launches: advance, publish, copy.
     staged: Option<[Function; 3]>,
-    resident_blocks: u32,
 }
 
 impl Kernel {
@@ -53,9 +62,22 @@ impl Kernel {
             Transport::Multicast => (MULTICAST_PTX, 16..=16),
         };
         let module = Module::load_ptx(context, text)?;
+        let multiprocessors = context
+            .device()
+            .attribute(DeviceAttribute::MultiprocessorCount)?
+            .unsigned_abs();
         let load = |entries: &[(u32, bool, &str)]| {
             let entries = entries.iter().filter(|entry| widths.contains(&entry.0));
-            let load = |&(width, kind, name): &_| Ok((width, kind, module.function(name)?));
+            let load = |&(width, kind, name): &_| {
+                let function = module.function(name)?;
+                let each = function.max_active_blocks_per_multiprocessor(THREADS, 0)?;
+                Ok(Entry {
+                    width,
+                    kind,
+                    function,
+                    resident_blocks: each.saturating_mul(multiprocessors).max(1),
+                })
+            };
             entries.map(load).collect::<Result<Vec<_>>>()
         };
         let functions = load(&GATHER_ENTRIES)?;
@@ -71,30 +93,13 @@ impl Kernel {
             }
             Transport::Multicast => None,
         };
-        let mut each = u32::MAX;
-        for (_, copy_out, function) in &functions {
-            // Only a launch that copies out has all its blocks wait.
-            if *copy_out {
-                each = each.min(function.max_active_blocks_per_multiprocessor(THREADS, 0)?);
-            }
-        }
-        let multiprocessors = context
-            .device()
-            .attribute(DeviceAttribute::MultiprocessorCount)?;
         Ok(Kernel {
             transport,
             module,
             functions,
             placers,
             staged,
-            resident_blocks: each.saturating_mul(multiprocessors.unsigned_abs()).max(1),
         })
-    }
-
-    /// Blocks that are resident at once on a device that does nothing else.
-    #[must_use]
-    pub fn resident_blocks(&self) -> u32 {
-        self.resident_blocks
     }
 
     /// The context it is loaded into.
@@ -104,12 +109,12 @@ impl Kernel {
     }
 
     /// The kernel for accesses of `width` bytes; of a width that the module does not have, none.
-    pub(super) fn function(&self, width: u32, copy_out: bool) -> Option<&Function> {
+    pub(super) fn entry(&self, width: u32, copy_out: bool) -> Option<&Entry> {
         find(&self.functions, width, copy_out)
     }
 
     /// The kernel that stores rows in their final places by stores of `width` bytes.
-    pub(super) fn placer(&self, width: u32, converts: bool) -> Option<&Function> {
+    pub(super) fn placer(&self, width: u32, converts: bool) -> Option<&Entry> {
         find(&self.placers, width, converts)
     }
 
@@ -147,7 +152,7 @@ impl Kernel {
     }
 }
 
-fn find(entries: &[(u32, bool, Function)], width: u32, kind: bool) -> Option<&Function> {
-    let is_it = |entry: &&(u32, bool, Function)| (entry.0, entry.1) == (width, kind);
-    entries.iter().find(is_it).map(|(_, _, function)| function)
+fn find(entries: &[Entry], width: u32, kind: bool) -> Option<&Entry> {
+    let is_it = |entry: &&Entry| (entry.width, entry.kind) == (width, kind);
+    entries.iter().find(is_it)
 }

@@ -11,6 +11,7 @@ use direct_dcp_kernels::Shape;
 use direct_dcp_kernels::device::{Arguments, Receiver, State};
 
 use super::end::{End, Reach};
+use super::kernel::Entry;
 use super::layout::Layout;
 use super::route::{CallOptions, Route};
 use super::rows::{DeviceRows, DeviceRowsMut};
@@ -284,12 +285,12 @@ impl Lane {
     }
 
     /// The most blocks of a launch. All blocks of one that copies out wait, so all must be
-    /// resident, beside those of the ranks that share the device.
-    pub(super) fn most_blocks(&self, end: &End, call: &CallOptions) -> u32 {
+    /// resident, beside those of the ranks that share the device. More of another would only queue.
+    pub(super) fn most_blocks(&self, entry: &Entry, call: &CallOptions) -> u32 {
         if call.route == Route::CopyEngine {
             return 1;
         }
-        let resident = end.kernel.resident_blocks() / self.options.sharing.max(1);
+        let resident = entry.resident_blocks / self.options.sharing.max(1);
         call.max_blocks.unwrap_or(u32::MAX).min(resident).max(1)
     }
 
@@ -507,9 +508,9 @@ impl Lane {
                 return Ok(staged.into_iter().take(launches).collect());
             }
         };
-        let function = kernel.function(width, copies_out).ok_or_else(aligned)?;
-        let launch = kernel.shape(shape.bytes(), width, self.most_blocks(end, call));
-        Ok(vec![(function, launch)])
+        let entry = kernel.entry(width, copies_out).ok_or_else(aligned)?;
+        let launch = kernel.shape(shape.bytes(), width, self.most_blocks(entry, call));
+        Ok(vec![(&entry.function, launch)])
     }
 
     /// Orders a call after the ones before it, whatever streams they and their readers were on.

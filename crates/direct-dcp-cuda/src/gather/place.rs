@@ -268,8 +268,8 @@ impl Lane {
             let most = u64::from(u32::MAX >> 1) * u64::from(width);
             return Err(size("local bytes, at most", most, local_rows * row_bytes));
         }
-        let function = end.kernel.placer(width, rows.scale.is_some());
-        let function = function.ok_or_else(|| LaunchError::Size {
+        let entry = end.kernel.placer(width, rows.scale.is_some());
+        let entry = entry.ok_or_else(|| LaunchError::Size {
             what: "alignment of rows, strides and planes",
             expected: "16-byte multiples, for this way".into(),
             got: width.into(),
@@ -316,13 +316,17 @@ impl Lane {
             let slot = (book.issued + 1) % u64::from(layout.slots);
             self.place_by_copies(end, stream, placement, rows.memory, slot)?;
         }
-        let most = self.most_blocks(end, &call);
+        let most = self.most_blocks(entry, &call);
         let launch = end.kernel.shape(local_rows * row_bytes, width, most);
         // SAFETY: the kernel's one parameter is `PlaceArguments`. The lane's memory lives as long as
         // the lane, which waits for its last call; the promises of `DeviceRows` and of `paged`
         // cover the caller's, and freeing a placement waits for what runs. The kernel checks every
         // place and slot before it uses them.
-        let launched = unsafe { function.launch(launch, stream, &[Param::new(&arguments)]) };
+        let launched = unsafe {
+            entry
+                .function
+                .launch(launch, stream, &[Param::new(&arguments)])
+        };
         self.launched(&mut book, stream, capturing, launched)?;
         book.issued += 1;
         self.submitted(&mut book, stream, capturing)?;
