@@ -275,7 +275,7 @@ impl Machine for Thread<'_> {
 
     fn refused(&self) -> bool {
         let reported = self.state(offset_of!(State, reported));
-        self.launch.placing.is_some() && reported.load(Ordering::Relaxed) != 0
+        self.launch.placing.is_some() && self.any(reported.load(Ordering::Relaxed) != 0)
     }
 
     fn take(&self, slot: u32, source: u32) {

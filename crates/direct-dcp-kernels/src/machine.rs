@@ -176,8 +176,9 @@ pub trait Machine {
     /// `slot` says which slot, or that nothing is to be stored; it may be asked after the first
     /// reads are under way, and its answer is returned.
     fn store(&self, slot: impl FnOnce() -> Option<u32>) -> Option<u32>;
-    /// *Last block, after all have arrived.* Whether a block of this launch found rows that have no
-    /// place, and recorded the fault: then nothing is published.
+    /// *Last block, after all have arrived; all its threads.* Whether a block of this launch found
+    /// rows that have no place, and recorded the fault: then nothing is published. All threads get
+    /// one answer: they meet after they have looked, before one of them can record a later fault.
     fn refused(&self) -> bool {
         false
     }

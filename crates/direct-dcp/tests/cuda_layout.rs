@@ -200,8 +200,8 @@ fn end_to_end(seed: u64, way: Way) {
     });
 }
 
-/// Two ranks of an uneven layout, as often as is asked for.
-fn uneven(rank: &Rank, counts: [usize; 2], format: RowFormat) -> FinalLayout {
+/// The ranks of an uneven layout, as often as is asked for.
+fn uneven<const W: usize>(rank: &Rank, counts: [usize; W], format: RowFormat) -> FinalLayout {
     let map = RowMap::uneven(&counts, rank.group.rank()).unwrap();
     let layout = direct_dcp::FinalLayout::new(&map, format, &[format.dim()]).unwrap();
     FinalLayout::new(rank.gather.workspace().context(), &layout).unwrap()
@@ -351,6 +351,44 @@ fn what_is_out_of_range_is_an_error() {
                 drop(rank);
                 let rank = Rank::new(group, device, options.clone()).unwrap();
                 rank.gather_into(0, 2, 77);
+                rank.meet();
+            });
+        }
+    });
+}
+
+/// The others learn that a rank had a slot out of range at whatever point of their calls they are:
+/// also between two looks of theirs for faults of their own.
+#[test]
+fn what_is_out_of_range_elsewhere_ends_a_call_whole() {
+    Machine::new(1).run("what_is_out_of_range_elsewhere_ends_a_call_whole", |_| {
+        for round in 0..100 {
+            threads(3, |group| {
+                let options = WorkspaceOptions::new(9, FORMAT).way(Way::Push);
+                let rank = Rank::new(group, 0, options).unwrap();
+                let me = rank.group.rank();
+                let layout = uneven(&rank, [2, 2, 2], FORMAT);
+                let local = upload(&rank, &bytes(round, 4));
+                let slots = upload(&rank, &words(&[0, if me == 0 { 4 } else { 3 }]));
+                // SAFETY: as in `rows`.
+                let from =
+                    unsafe { PlacedRows::paged(rows(&local, 4 * 32), 2, 64, 32, slots.address()) };
+                rank.meet();
+                drop(
+                    rank.gather
+                        .gather_final(0, &rank.stream, &from, &layout)
+                        .unwrap(),
+                );
+                let error = rank.gather.wait(&rank.stream).unwrap_err();
+                if me == 0 {
+                    assert!(
+                        matches!(error, GatherError::OutOfRange { got: 4, .. }),
+                        "{error:?}"
+                    );
+                } else {
+                    // One of the others may have given up before rank 0 was asked.
+                    assert!(matches!(error, GatherError::PeerLost { .. }), "{error:?}");
+                }
                 rank.meet();
             });
         }

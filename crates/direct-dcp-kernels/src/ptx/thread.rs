@@ -331,8 +331,12 @@ impl<T: Unit, const COPY_OUT: bool, R: Rows<T>> Machine for Thread<'_, T, COPY_O
 
     #[inline(always)]
     fn refused(&self) -> bool {
+        if !R::CHECKED {
+            return false;
+        }
         // SAFETY: a word of this rank's state. Blocks that set it have arrived since.
-        R::CHECKED && unsafe { gpu::load_u32(self.state(offset_of!(State, reported))) != 0 }
+        let reported = unsafe { gpu::load_u32(self.state(offset_of!(State, reported))) };
+        gpu::barrier_any(reported != 0)
     }
 
     #[inline(always)]
