@@ -32,6 +32,7 @@ mod failure;
 mod probe;
 mod reference;
 pub mod scenarios;
+mod step;
 mod suite;
 pub mod usage;
 

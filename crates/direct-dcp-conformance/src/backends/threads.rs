@@ -10,7 +10,7 @@ use direct_dcp::{Group, GroupError};
 use super::GroupRank;
 use crate::case::Case;
 use crate::failure::{Failure, Outcome};
-use crate::{Backend, scenarios};
+use crate::{Backend, scenarios, step};
 
 /// Ranks that are threads of this process.
 #[derive(Clone, Copy, Debug)]
@@ -40,10 +40,12 @@ where
         Err(error) => return vec![Err(error.into())],
     };
     let (results, ended) = mpsc::channel();
+    let mut threads = Vec::new();
     for (rank, group) in groups.into_iter().enumerate() {
         let (case, results, part) = (case.clone(), results.clone(), part.clone());
         // A rank that hangs is left behind; the watchdog below has the last word.
-        thread::spawn(move || results.send((rank, caught(|| part(group, &case)))));
+        let rank = thread::spawn(move || results.send((rank, caught(|| part(group, &case)))));
+        threads.push(rank.thread().id());
     }
     drop(results);
     let until = Instant::now() + case.patience();
@@ -53,10 +55,14 @@ where
     {
         outcomes[rank] = Some(outcome);
     }
-    let hung = || Err(Failure(format!("no end after {:?}", case.patience())));
-    outcomes
-        .into_iter()
-        .map(|outcome| outcome.unwrap_or_else(hung))
+    let hung = |step: Option<String>| {
+        let last = step.map_or_else(String::new, |step| format!(", last: {step}"));
+        Err(Failure(format!("no end after {:?}{last}", case.patience())))
+    };
+    let steps = threads.into_iter().map(step::take);
+    let judged = outcomes.into_iter().zip(steps);
+    judged
+        .map(|(outcome, step)| outcome.unwrap_or_else(|| hung(step)))
         .collect()
 }
 

@@ -15,7 +15,7 @@ use direct_dcp_cuda::{PinnedBuffer, WaitCondition};
 
 use crate::case::Spec;
 use crate::failure::Failure;
-use crate::{Gather, Rank, Rows};
+use crate::{Gather, Rank, Rows, step};
 
 /// Room around the parts of a storage.
 const MARGINS: usize = 4096;
@@ -37,6 +37,7 @@ impl CudaRank {
         options: WorkspaceOptions,
         timeout: Duration,
     ) -> Result<CudaGather, WorkspaceError> {
+        step::begin("builds a workspace");
         let workspace = Workspace::new(&self.group, self.device, options)?;
         let gather = KvGather::new(workspace)
             .timeout(timeout)
@@ -46,6 +47,7 @@ impl CudaRank {
             reason: error.to_string(),
         })?;
         // A driver may allocate only once the device is idle, which no call may keep it from.
+        step::begin("has allocated, and waits for all others");
         self.group.barrier()?;
         Ok(gather)
     }
@@ -158,7 +160,10 @@ impl CudaGather {
             return Ok(());
         };
         let desk = self.desk(first);
+        let way = self.gather.workspace().way();
+        step::begin(format!("uploads for {calls:?} ({way})"));
         upload(&desk, storage)?;
+        step::begin(format!("submits {calls:?} ({way})"));
         let mut result = Ok(());
         for (ubatch, local, out) in calls {
             let base = desk.storage.address();
@@ -170,8 +175,11 @@ impl CudaGather {
             result = result.and_then(|()| self.gather.gather_into(*ubatch, &desk.stream, from, to));
         }
         // Also where one was refused: those before it are under way.
+        step::begin(format!("waits for {calls:?} ({way})"));
         let ended = self.gather.wait(&desk.stream);
+        step::begin(format!("downloads after {calls:?} ({way})"));
         let back = desk.storage.download(&desk.stream, 0, storage);
+        step::begin(format!("has done {calls:?} ({way})"));
         result.and(ended).and(back.map_err(driver))
     }
 
