@@ -209,6 +209,20 @@ fn uneven<const W: usize>(rank: &Rank, counts: [usize; W], format: RowFormat) ->
 
 const FORMAT: RowFormat = RowFormat::new(DType::Bytes, 32);
 
+/// Rows of [`FORMAT`] in two pages of two, at the places that `slots` names.
+fn paged(local: &DeviceBuffer, slots: &DeviceBuffer) -> PlacedRows {
+    // SAFETY: as in `rows`.
+    unsafe { PlacedRows::paged(rows(local, 4 * 32), 2, 64, 32, slots.address()) }
+}
+
+/// Gathers, and says why that failed.
+#[track_caller]
+fn failure(rank: &Rank, from: &PlacedRows, layout: &FinalLayout) -> GatherError {
+    let lent = rank.gather.gather_final(0, &rank.stream, from, layout);
+    drop(lent.unwrap());
+    rank.gather.wait(&rank.stream).unwrap_err()
+}
+
 fn bytes(seed: u64, rows: usize) -> Vec<u8> {
     let mut bytes = vec![0; rows * 32];
     StdRng::seed_from_u64(seed).fill_bytes(&mut bytes);
@@ -318,16 +332,8 @@ fn what_is_out_of_range_is_an_error() {
                     // SAFETY: the words of the layout, which no launch is using.
                     unsafe { direct_upload(&rank, layout.places(), &words(&[2, 4])) };
                 }
-                // SAFETY: as in `rows`.
-                let from =
-                    unsafe { PlacedRows::paged(rows(&local, 4 * 32), 2, 64, 32, slots.address()) };
                 rank.meet();
-                drop(
-                    rank.gather
-                        .gather_final(0, &rank.stream, &from, &layout)
-                        .unwrap(),
-                );
-                let error = rank.gather.wait(&rank.stream).unwrap_err();
+                let error = failure(&rank, &paged(&local, &slots), &layout);
                 match (me, &error) {
                     (
                         1,
@@ -370,16 +376,8 @@ fn what_is_out_of_range_elsewhere_ends_a_call_whole() {
                 let layout = uneven(&rank, [2, 2, 2], FORMAT);
                 let local = upload(&rank, &bytes(round, 4));
                 let slots = upload(&rank, &words(&[0, if me == 0 { 4 } else { 3 }]));
-                // SAFETY: as in `rows`.
-                let from =
-                    unsafe { PlacedRows::paged(rows(&local, 4 * 32), 2, 64, 32, slots.address()) };
                 rank.meet();
-                drop(
-                    rank.gather
-                        .gather_final(0, &rank.stream, &from, &layout)
-                        .unwrap(),
-                );
-                let error = rank.gather.wait(&rank.stream).unwrap_err();
+                let error = failure(&rank, &paged(&local, &slots), &layout);
                 if me == 0 {
                     assert!(
                         matches!(error, GatherError::OutOfRange { got: 4, .. }),

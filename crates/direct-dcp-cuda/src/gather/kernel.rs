@@ -28,10 +28,11 @@ pub enum Transport {
     Multicast,
 }
 
-/// One kernel.
+/// One kernel of those that differ in the bytes of an access and in a kind.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
     width: u32,
+    /// Whether it copies out, or converts.
     kind: bool,
     pub(super) function: Function,
     /// Blocks that are resident at once on a device that does nothing else.

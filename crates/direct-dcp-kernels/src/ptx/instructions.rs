@@ -324,6 +324,20 @@ impl From<Quad> for Shape {
     }
 }
 
+/// Stores a [`Quad`] by the instruction that is named.
+macro_rules! store_quad {
+    ($instruction:literal, $quad:expr, $address:expr) => {
+        asm!(
+            concat!($instruction, " [{address}], {{{a}, {b}, {c}, {d}}};"),
+            address = in(reg64) $address,
+            a = in(reg32) $quad.0,
+            b = in(reg32) $quad.1,
+            c = in(reg32) $quad.2,
+            d = in(reg32) $quad.3,
+        )
+    };
+}
+
 impl Unit for Quad {
     const BYTES: u64 = 16;
 
@@ -352,16 +366,7 @@ impl Unit for Quad {
             return unsafe { self.store(address, true) };
         }
         // SAFETY: the caller's.
-        unsafe {
-            asm!(
-                "st.global.cs.v4.u32 [{address}], {{{a}, {b}, {c}, {d}}};",
-                address = in(reg64) address,
-                a = in(reg32) self.0,
-                b = in(reg32) self.1,
-                c = in(reg32) self.2,
-                d = in(reg32) self.3,
-            );
-        }
+        unsafe { store_quad!("st.global.cs.v4.u32", self, address) }
     }
 }
 
@@ -376,30 +381,12 @@ impl Quad {
         if everywhere {
             // SAFETY: the caller's. A store does not look at the bits, so f32 is as good a type
             // as any; it is the one that has a vector form.
-            unsafe {
-                asm!(
-                    "multimem.st.relaxed.sys.global.v4.f32 [{address}], {{{a}, {b}, {c}, {d}}};",
-                    address = in(reg64) address,
-                    a = in(reg32) self.0,
-                    b = in(reg32) self.1,
-                    c = in(reg32) self.2,
-                    d = in(reg32) self.3,
-                );
-            }
+            unsafe { store_quad!("multimem.st.relaxed.sys.global.v4.f32", self, address) };
             return;
         }
         let _ = everywhere;
         // SAFETY: the caller's.
-        unsafe {
-            asm!(
-                "st.global.v4.u32 [{address}], {{{a}, {b}, {c}, {d}}};",
-                address = in(reg64) address,
-                a = in(reg32) self.0,
-                b = in(reg32) self.1,
-                c = in(reg32) self.2,
-                d = in(reg32) self.3,
-            );
-        }
+        unsafe { store_quad!("st.global.v4.u32", self, address) }
     }
 }
 

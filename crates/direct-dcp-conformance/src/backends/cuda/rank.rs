@@ -161,9 +161,10 @@ impl CudaGather {
         };
         let desk = self.desk(first);
         let way = self.gather.workspace().way();
-        step::begin(format!("uploads for {calls:?} ({way})"));
+        let begin = |what| step::begin(format!("{what} {calls:?} ({way})"));
+        begin("uploads for");
         upload(&desk, storage)?;
-        step::begin(format!("submits {calls:?} ({way})"));
+        begin("submits");
         let mut result = Ok(());
         for (ubatch, local, out) in calls {
             let base = desk.storage.address();
@@ -175,11 +176,11 @@ impl CudaGather {
             result = result.and_then(|()| self.gather.gather_into(*ubatch, &desk.stream, from, to));
         }
         // Also where one was refused: those before it are under way.
-        step::begin(format!("waits for {calls:?} ({way})"));
+        begin("waits for");
         let ended = self.gather.wait(&desk.stream);
-        step::begin(format!("downloads after {calls:?} ({way})"));
+        begin("downloads after");
         let back = desk.storage.download(&desk.stream, 0, storage);
-        step::begin(format!("has done {calls:?} ({way})"));
+        begin("has done");
         result.and(ended).and(back.map_err(driver))
     }
 
