@@ -271,18 +271,23 @@ impl Launch {
             .compare_exchange(0, code, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// A gather, with two threads in each block: what one of them finds must reach the other, and
-    /// their waits are apart.
-    pub(crate) fn gather(&self, copy_out: bool) {
-        const THREADS: NonZeroU32 = NonZeroU32::new(2).unwrap();
-        let call = Call {
+    /// The call that the launch is of.
+    pub(crate) fn call(&self, copy_out: bool) -> Call {
+        Call {
             world_size: self.world_size,
             rank: self.arguments.rank,
             slots: self.slots,
             shape: self.arguments.shape,
             copy_out,
             timeout: self.arguments.timeout,
-        };
+        }
+    }
+
+    /// A gather, with two threads in each block: what one of them finds must reach the other, and
+    /// their waits are apart.
+    pub(crate) fn gather(&self, copy_out: bool) {
+        const THREADS: NonZeroU32 = NonZeroU32::new(2).unwrap();
+        let call = self.call(copy_out);
         // Copies of the host's are not copied out.
         if copy_out && self.arguments.stored != 0 {
             return self.fail(INVALID_VALUE);

@@ -4,27 +4,29 @@
 
 use core::num::NonZeroU32;
 use core::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
 
 use direct_dcp_kernels::Machine;
-use direct_dcp_kernels::protocol::slot_of;
+use direct_dcp_kernels::protocol::{slot_of, wait_for_all};
 
 use crate::launch::Launch;
 use crate::memory;
 
-/// When the wait gives up, as the kernel does after so many polls.
-const PATIENCE: Duration = Duration::from_secs(10);
-
 /// The epoch of the call.
 pub(crate) fn advance(launch: &Launch) {
     launch.each_thread(NonZeroU32::MIN, false, |thread| {
-        thread.epoch_word().fetch_add(1, Ordering::Relaxed);
+        if !thread.poisoned() {
+            thread.epoch_word().fetch_add(1, Ordering::Relaxed);
+        }
     });
 }
 
 /// Stores the rows to every rank, publishes, waits.
 pub(crate) fn publish(launch: &Launch) {
+    let call = launch.call(false);
     launch.each_thread(NonZeroU32::MIN, false, |thread| {
+        if thread.poisoned() {
+            return;
+        }
         let epoch = thread.epoch();
         let slot = slot_of(epoch, launch.slots);
         thread.store_share(slot);
@@ -36,13 +38,10 @@ pub(crate) fn publish(launch: &Launch) {
         for receiver in 0..launch.arguments.receiver_count {
             thread.publish(receiver, slot, launch.arguments.shape, epoch as u32);
         }
-        let start = Instant::now();
-        for source in 0..launch.world_size.get() {
-            let mut polls = 0;
-            while thread.observe(slot, source) != epoch as u32 && start.elapsed() < PATIENCE {
-                thread.relax(polls);
-                polls += 1;
-            }
+        if !wait_for_all(thread, &call, 0..launch.world_size.get(), slot, epoch) {
+            // The call does not count.
+            thread.epoch_word().store(epoch - 1, Ordering::Relaxed);
+            thread.poison();
         }
     });
 }
@@ -50,6 +49,9 @@ pub(crate) fn publish(launch: &Launch) {
 /// Copies the slot to the output.
 pub(crate) fn copy(launch: &Launch) {
     launch.each_thread(NonZeroU32::MIN, false, |thread| {
+        if thread.poisoned() {
+            return;
+        }
         let arguments = &launch.arguments;
         let all = arguments.shape.bytes() * u64::from(arguments.world_size);
         let slot = u64::from(slot_of(thread.epoch(), launch.slots));

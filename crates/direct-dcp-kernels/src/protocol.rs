@@ -110,19 +110,8 @@ fn publish<M: Machine>(machine: &M, call: &Call, slot: u32, epoch: u64) {
 fn settle<M: Machine>(machine: &M, call: &Call, slot: u32, epoch: u64) -> bool {
     // Asked first, so that the answer is there when the rows are.
     let gave_up = machine.failed_peer();
-    let mut started = None;
-    let mut failed = false;
-    for source in mine(machine, call.rank, call.world_size) {
-        if let Err(fault) = wait_for(machine, call, source, slot, epoch, &mut started) {
-            machine.fail(fault);
-            failed = true;
-            // After a timeout, the deadline has passed for the other sources too: one look at
-            // each names all that are missing. Any other fault says enough by itself.
-            if fault.code != FaultCode::Timeout {
-                break;
-            }
-        }
-    }
+    let sources = mine(machine, call.rank, call.world_size);
+    let failed = !wait_for_all(machine, call, sources, slot, epoch);
     let failed = machine.any(failed);
     let mut whole = false;
     if machine.thread() == 0 {
@@ -146,6 +135,32 @@ fn settle<M: Machine>(machine: &M, call: &Call, slot: u32, epoch: u64) -> bool {
     }
     // Only a copy goes on from here.
     call.copy_out && machine.any(whole)
+}
+
+/// Waits until `sources` have published `epoch`, one after another. Where one cannot be waited for,
+/// it records why, and says no.
+#[inline(always)]
+pub fn wait_for_all<M: Machine>(
+    machine: &M,
+    call: &Call,
+    sources: impl Iterator<Item = u32>,
+    slot: u32,
+    epoch: u64,
+) -> bool {
+    let mut started = None;
+    let mut all = true;
+    for source in sources {
+        if let Err(fault) = wait_for(machine, call, source, slot, epoch, &mut started) {
+            machine.fail(fault);
+            all = false;
+            // After a timeout, the deadline has passed for the other sources too: one look at
+            // each names all that are missing. Any other fault says enough by itself.
+            if fault.code != FaultCode::Timeout {
+                break;
+            }
+        }
+    }
+    all
 }
 
 /// Waits until `source` has published `epoch`, and compares its shape with ours.

@@ -12,8 +12,7 @@ use direct_dcp::cuda::{DeviceRows, DeviceRowsMut};
 use direct_dcp::{DType, GatherError, Group, RowFormat, Way, WorkspaceOptions};
 use direct_dcp_fake_cuda::{FailMode, Fake};
 
-/// Ways that report faults.
-const WAYS: [Way; 4] = [Way::Push, Way::Pull, Way::CopyEngine, Way::Multicast];
+const WAYS: [Way; 5] = Way::CUDA;
 
 fn millis(millis: u64) -> Duration {
     Duration::from_millis(millis)
@@ -172,7 +171,7 @@ fn an_abort_ends_every_wait() {
 #[test]
 fn a_rank_that_leaves_is_named() {
     Machine::new(3).run("a_rank_that_leaves_is_named", |_| {
-        for (way, devices) in WAYS.into_iter().zip([3, 1, 1, 3]) {
+        for (way, devices) in WAYS.into_iter().zip([3, 3, 1, 1, 1]) {
             threads(3, |group| {
                 let device = (group.rank() % devices) as u32;
                 let rank = Rank::new(group, device, options(3).way(way)).unwrap();
@@ -265,7 +264,7 @@ fn a_rank_that_has_left_is_named() {
 #[test]
 fn a_rank_may_leave_after_its_last_call() {
     Machine::new(4).run("a_rank_may_leave_after_its_last_call", |_| {
-        for (way, _) in WAYS.into_iter().cycle().zip(0..12) {
+        for (way, _) in WAYS.into_iter().cycle().zip(0..15) {
             threads(4, |group| {
                 let device = group.rank() as u32;
                 let rank = Rank::new(group, device, options(4).way(way)).unwrap();

@@ -2,19 +2,16 @@
 //! by every thread, a relaxed count, and a copy out of a staging slot by a launch of its own.
 //!
 //! Its relaxed count is the reason why it is kept apart: by the letter of the memory model the
-//! last block does not acquire what the other blocks stored (see docs/protocol.md).
+//! last block does not acquire what the other blocks stored (see docs/protocol.md). Its waits are
+//! those of the gather, by one thread: they end, and what ends them is reported.
 
 use core::mem::offset_of;
-use core::num::NonZeroU32;
 
 use super::instructions::{self as gpu, Quad, Unit};
 use super::thread::{Slice, Thread};
 use crate::device::{Arguments, Receiver, State};
 use crate::machine::Machine;
-use crate::protocol::slot_of;
-
-/// Polls before the wait gives up.
-const POLLS: u32 = 100_000_000;
+use crate::protocol::{slot_of, wait_for_all};
 
 /// First launch, one thread: the epoch of the call.
 ///
@@ -22,11 +19,11 @@ const POLLS: u32 = 100_000_000;
 /// As for a gather kernel.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "ptx-kernel" fn direct_dcp_staged_advance(arguments: Arguments) {
-    let word = arguments.epoch;
-    // SAFETY: this rank's count of calls.
-    let epoch = unsafe { gpu::load_u64(word) };
-    // SAFETY: as above.
-    unsafe { gpu::store_u64(word, epoch.wrapping_add(1)) };
+    let thread = Thread::<Quad, false>::new(&arguments, Slice);
+    if !thread.poisoned() {
+        // SAFETY: this rank's count of calls.
+        unsafe { gpu::store_u64(arguments.epoch, thread.epoch().wrapping_add(1)) };
+    }
 }
 
 /// Second launch: stores the rows to every rank, publishes, waits.
@@ -36,11 +33,11 @@ pub(crate) unsafe extern "ptx-kernel" fn direct_dcp_staged_advance(arguments: Ar
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "ptx-kernel" fn direct_dcp_staged_publish(arguments: Arguments) {
     let thread = Thread::<Quad, false>::new(&arguments, Slice);
-    let Some(slots) = NonZeroU32::new(arguments.slots) else {
+    let Some(call) = thread.call().filter(|_| !thread.poisoned()) else {
         return;
     };
     let epoch = thread.epoch();
-    let slot = slot_of(epoch, slots);
+    let slot = slot_of(epoch, call.slots);
     let bytes = arguments.shape.bytes();
     let place = u64::from(slot) * arguments.slot_bytes + u64::from(arguments.rank) * bytes;
     one_at_a_time(&thread, bytes, |at| {
@@ -67,11 +64,11 @@ pub(crate) unsafe extern "ptx-kernel" fn direct_dcp_staged_publish(arguments: Ar
     for receiver in 0..arguments.receiver_count {
         thread.publish(receiver, slot, arguments.shape, epoch as u32);
     }
-    for source in 0..arguments.world_size {
-        let mut polls = 0;
-        while thread.observe(slot, source) != epoch as u32 && polls < POLLS {
-            polls += 1;
-        }
+    if !wait_for_all(&thread, &call, 0..arguments.world_size, slot, epoch) {
+        // The call does not count.
+        // SAFETY: this rank's count of calls.
+        unsafe { gpu::store_u64(arguments.epoch, epoch.wrapping_sub(1)) };
+        thread.poison();
     }
 }
 
@@ -82,10 +79,10 @@ pub(crate) unsafe extern "ptx-kernel" fn direct_dcp_staged_publish(arguments: Ar
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "ptx-kernel" fn direct_dcp_staged_copy(arguments: Arguments) {
     let thread = Thread::<Quad, false>::new(&arguments, Slice);
-    let Some(slots) = NonZeroU32::new(arguments.slots) else {
+    let Some(call) = thread.call().filter(|_| !thread.poisoned()) else {
         return;
     };
-    let slot = u64::from(slot_of(thread.epoch(), slots));
+    let slot = u64::from(slot_of(thread.epoch(), call.slots));
     let gathered = u64::from(arguments.world_size) * arguments.shape.bytes();
     let from = arguments.own.rows + slot * arguments.slot_bytes;
     one_at_a_time(&thread, gathered, |at| {
