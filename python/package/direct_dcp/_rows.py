@@ -70,34 +70,44 @@ def on_cpu(what: str, tensor: Any) -> None:
 
 def device(what: str, rows: Any, index: int) -> Span:
     """The address and the size of rows on device `index`."""
-    address = device_address(what, rows, index)
     if is_tensor(rows):
+        _on_device(what, rows, index)
         _as_in_memory(what, rows)
-        return address, rows.nbytes
-    interface = rows.__cuda_array_interface__
+        return rows.data_ptr(), rows.nbytes
+    interface = _interface(what, rows, index)
     if interface.get("strides") is not None:
         raise InvalidArgument(f"{what}: expected a contiguous array")
     nbytes = int(interface["typestr"][2:])
     for extent in interface["shape"]:
         nbytes *= extent
-    return address, nbytes
+    return interface["data"][0], nbytes
 
 
 def device_address(what: str, rows: Any, index: int) -> int:
     """The address of rows on device `index`."""
     if is_tensor(rows):
-        if not rows.is_cuda or rows.get_device() != index:
-            raise InvalidArgument(
-                f"{what}: expected a tensor on cuda:{index}, as the gather was built for, got one "
-                f"on {rows.device}"
-            )
+        _on_device(what, rows, index)
         return rows.data_ptr()
+    return _interface(what, rows, index)["data"][0]
+
+
+def _on_device(what: str, tensor: Any, index: int) -> None:
+    """Refuses tensors that are not on device `index`."""
+    if not tensor.is_cuda or tensor.get_device() != index:
+        raise InvalidArgument(
+            f"{what}: expected a tensor on cuda:{index}, as the gather was built for, got one "
+            f"on {tensor.device}"
+        )
+
+
+def _interface(what: str, rows: Any, index: int) -> dict[str, Any]:
+    """How arrays on devices say where they are."""
     interface = getattr(rows, "__cuda_array_interface__", None)
     if interface is None:
         raise InvalidArgument(
             f"{what}: expected a tensor or an array on cuda:{index}, got {type(rows).__name__}"
         )
-    return interface["data"][0]
+    return interface
 
 
 def words(what: str, values: Any, codes: str = "iI") -> bytes:
