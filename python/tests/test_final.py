@@ -247,3 +247,27 @@ def test_a_rebuilt_gather_makes_no_layouts():
                 use(gather, RowMap.uneven([1, 1], 0))
 
     in_threads(2, rank)
+
+
+def test_what_is_no_gather_layout_or_ticket_is_named():
+    def rank(group):
+        gather = KvGather(group, 4, 16)
+        rows, plan = random_rows(0, 1, 16), RowMap.uneven([1, 1], group.rank)
+        for other in (None, gather._native, plan):
+            kind = type(other).__name__
+            with raises(ValueError, "gather", "KvGather", kind):
+                FinalLayout(other, plan)
+            with raises(ValueError, "gather", "KvGather", kind):
+                direct_dcp.Pipeline(other)
+            with raises(ValueError, "layout", "FinalLayout", kind):
+                gather.gather_final(rows, other)
+            with direct_dcp.Pipeline(gather) as pipeline:
+                with raises(ValueError, "layout", "FinalLayout", kind):
+                    pipeline.submit_final(rows, other)
+                with raises(ValueError, "ticket", "Ticket", kind):
+                    pipeline.acquire(other)
+        # None of it was a call.
+        with gather.gather(rows) as gathered:
+            assert bytes(gathered) == bytes(random_rows(0, 1, 16)) * 2
+
+    in_threads(2, rank)

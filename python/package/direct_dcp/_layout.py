@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from . import _rows
-from ._options import check_sizes
+from ._options import check_kind, check_sizes
 from .errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -29,6 +29,9 @@ class FinalLayout:
     def __init__(
         self, gather: KvGather, row_map: RowMap, planes: Iterable[int] | None = None
     ) -> None:
+        from ._gather import KvGather  # which imports this module
+
+        check_kind(KvGather, gather=gather)
         widths = [gather._dim] if planes is None else list(planes)
         for width in widths:
             check_sizes(planes=width)
@@ -56,8 +59,7 @@ class FinalLayout:
 
     @staticmethod
     def _checked(layout: Any) -> FinalLayout:
-        if not isinstance(layout, FinalLayout):
-            raise InvalidArgument(f"layout: expected a FinalLayout, got {type(layout).__name__}")
+        check_kind(FinalLayout, layout=layout)
         return layout
 
     def _forms(self, rows: Any, device: int | None, scale: float | None) -> list[_rows.Form]:

@@ -36,6 +36,14 @@ def check_sizes(**sizes: int) -> None:
             raise InvalidArgument(f"{name}: expected a whole number, 0 or more, got {size!r}")
 
 
+def check_kind(kind: type, **arguments: Any) -> None:
+    """Refuses what is of another class."""
+    for name, argument in arguments.items():
+        if not isinstance(argument, kind):
+            got = type(argument).__name__
+            raise InvalidArgument(f"{name}: expected a {kind.__name__}, got {got}")
+
+
 def ordinal(device: Any) -> int | None:
     if isinstance(device, int):
         check_sizes(device=device)

@@ -9,7 +9,7 @@ from . import _native, _rows
 from ._gather import KvGather
 from ._layout import FinalLayout
 from ._lent import Gathered, Planes
-from .errors import InvalidArgument
+from ._options import check_kind
 
 _Result = TypeVar("_Result", Gathered, Planes)
 
@@ -59,6 +59,7 @@ class Pipeline:
     def __init__(self, gather: KvGather, ubatch: int = 0) -> None:
         #: Rows on a GPU that windows are gathered from, and their calls.
         self._sources: deque[tuple[int, Any]] = deque()
+        check_kind(KvGather, gather=gather)
         self._native = gather._native.pipeline(ubatch)
         self._gather = gather
         self._workspace = gather._native
@@ -102,8 +103,7 @@ class Pipeline:
         otherwise, and the ticket stays good. Else it raises what the gather failed with, this one
         or an earlier one.
         """
-        if not isinstance(ticket, Ticket):
-            raise InvalidArgument(f"ticket: expected a Ticket, got {type(ticket).__name__}")
+        check_kind(Ticket, ticket=ticket)
         raw, device = self._gather._raw, self._gather.device
         native = self._native.acquire(ticket._native, raw(stream))
         # The stream waits for all windows up to this one.
