@@ -20,6 +20,9 @@ use crate::{Gather, Rank, Rows, step};
 /// Room around the parts of a storage.
 const MARGINS: usize = 4096;
 
+/// What device memory holds at first.
+const POISON: u8 = 0xa5;
+
 /// Opens what a held slot is read behind.
 const OPEN: u32 = 7;
 
@@ -130,8 +133,13 @@ impl CudaGather {
                 storage: DeviceBuffer::new(context, bytes)?,
             }))
         });
-        let desks = desks.collect::<Result<_, CudaError>>()?;
-        let reader = Arc::new(Mutex::new(Stream::new(context)?));
+        let desks = desks.collect::<Result<Vec<_>, CudaError>>()?;
+        let reader = Stream::new(context)?;
+        for desk in &desks {
+            let desk = lock(desk);
+            poison(&desk.storage, &[&desk.stream, &reader])?;
+        }
+        let reader = Arc::new(Mutex::new(reader));
         Ok(CudaGather {
             gather,
             desks,
@@ -145,8 +153,7 @@ impl CudaGather {
 
     /// The desk of a ubatch; of one that there is not, which the library refuses, another one's.
     fn desk(&self, ubatch: usize) -> MutexGuard<'_, Desk> {
-        let desk = self.desks.get(ubatch).unwrap_or(&self.desks[0]);
-        desk.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(self.desks.get(ubatch).unwrap_or(&self.desks[0]))
     }
 
     /// Submits calls one after another, each from one part of `storage` to another, waits for them
@@ -198,6 +205,7 @@ impl CudaGather {
         let reader = Stream::new(context).map_err(driver)?;
         let gate = PinnedBuffer::new(context, 4).map_err(driver)?;
         let kept = DeviceBuffer::new(context, bytes).map_err(driver)?;
+        poison(&kept, &[&reader]).map_err(driver)?;
         // Nobody allocates any more, for which a driver might wait.
         meet()?;
         upload(&desk, local)?;
@@ -235,6 +243,24 @@ impl CudaGather {
         meet()?;
         Ok((found, early))
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Fills a buffer with what no test writes there: by an upload, a kernel and a download on each
+/// stream, so that these have done all of that before any rank waits for this one. See "Streams" in
+/// docs/python.md.
+fn poison(buffer: &DeviceBuffer, streams: &[&Stream]) -> Result<(), CudaError> {
+    let mut bytes = vec![POISON; buffer.bytes()];
+    for stream in streams {
+        buffer.upload(stream, 0, &bytes)?;
+        // SAFETY: all of the buffer, which nobody else uses yet.
+        unsafe { stream.fill_u8(buffer.address(), POISON, bytes.len()) }?;
+        buffer.download(stream, 0, &mut bytes)?;
+    }
+    Ok(())
 }
 
 fn upload(desk: &Desk, bytes: &[u8]) -> Result<(), GatherError> {
@@ -301,7 +327,7 @@ impl Rows for CudaRows {
     fn bytes(&self) -> Cow<'_, [u8]> {
         let mut bytes = vec![0; self.gathered.bytes() as usize];
         let address = self.gathered.address().expect("an address of its own");
-        let reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
+        let reader = lock(&self.reader);
         // SAFETY: the slot is lent, and the vector outlives the copy, which is waited for below; it
         // is not touched if it cannot be.
         let copied = unsafe { reader.copy_to_host(bytes.as_mut_ptr(), address, bytes.len()) };
