@@ -104,7 +104,7 @@ fn whole_life(driver: &Arc<Driver>) -> Result<()> {
 
 fn every_call_fails_once(mode: FailMode) {
     let bench = Bench::new();
-    bench.fake.register_kernel("nothing", nothing);
+    bench.fake.register_kernel("nothing", nothing, 32);
     bench.fake.clear_log();
     whole_life(&bench.driver).expect("a life without failures");
     let calls = bench.fake.log().len() as u64;

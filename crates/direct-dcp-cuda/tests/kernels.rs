@@ -95,7 +95,7 @@ fn read(buffer: &DeviceBuffer, stream: &Stream) -> u32 {
 #[test]
 fn kernels_of_two_ranks_wait_for_each_other() {
     let bench = Bench::new();
-    bench.fake.register_kernel("meet", meet);
+    bench.fake.register_kernel("meet", meet, 32);
     let contexts = [bench.context(0), bench.context(1)];
     let streams = contexts
         .each_ref()
@@ -147,7 +147,7 @@ fn kernels_of_two_ranks_wait_for_each_other() {
 #[test]
 fn what_does_not_fit_is_not_launched() {
     let bench = Bench::new();
-    bench.fake.register_kernel("count", count);
+    bench.fake.register_kernel("count", count, 32);
     let context = bench.context(0);
     let stream = Stream::new(&context).expect("a stream");
     let module = Module::load_ptx(&context, PTX).expect("a module");
@@ -207,7 +207,7 @@ fn what_does_not_fit_is_not_launched() {
 #[test]
 fn a_graph_replays_what_was_captured() {
     let bench = Bench::new();
-    bench.fake.register_kernel("count", count);
+    bench.fake.register_kernel("count", count, 32);
     let context = bench.context(0);
     let (stream, side) = (
         Stream::new(&context).expect("a stream"),

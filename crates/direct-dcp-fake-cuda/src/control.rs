@@ -149,12 +149,13 @@ impl Fake {
 
     /// Registers the host function of a kernel, for launches from now on: of the entry point of
     /// this name in any module, or, where the name is `entry@target`, in modules for that target.
-    pub fn register_kernel(&self, name: &str, kernel: Kernel) {
-        let function: unsafe extern "C" fn(*const c_char, Kernel) -> c_int =
+    /// Each of its threads has so many registers.
+    pub fn register_kernel(&self, name: &str, kernel: Kernel, registers: u32) {
+        let function: unsafe extern "C" fn(*const c_char, Kernel, u32) -> c_int =
             self.symbol("fakeCudaRegisterKernel");
         let name = CString::new(name).expect("a C name");
         // SAFETY: a C string that lives through the call, and a function.
-        let code = unsafe { function(name.as_ptr(), kernel) };
+        let code = unsafe { function(name.as_ptr(), kernel, registers) };
         assert_eq!(code, 0, "the kernel was not registered");
     }
 
@@ -162,6 +163,16 @@ impl Fake {
     pub fn launch_device(&self) -> Option<u32> {
         let function: extern "C" fn() -> c_int = self.symbol("fakeCudaLaunchDevice");
         u32::try_from(function()).ok()
+    }
+
+    /// Waits until all blocks of a launch on a device are resident, one after another, as one whose
+    /// blocks wait for each other needs them; they stay until what is returned is dropped.
+    pub fn reside(&self, device: u32, blocks: u32, threads: u32, registers: u32) -> Resident<'_> {
+        let function: extern "C" fn(u32, u32, u32, u32) -> u64 = self.symbol("fakeCudaReside");
+        Resident {
+            fake: self,
+            ticket: function(device, blocks, threads, registers),
+        }
     }
 
     /// Makes the calling kernel's launch end with a code: nothing more runs on its stream.
@@ -193,5 +204,19 @@ impl Fake {
         let function: extern "C" fn(u32, u64, usize, c_int) -> c_int =
             self.symbol("fakeCudaCheckAccess");
         function(device, address, bytes, c_int::from(write)) == 0
+    }
+}
+
+/// Blocks that are resident; see [`Fake::reside`].
+#[derive(Debug)]
+pub struct Resident<'a> {
+    fake: &'a Fake,
+    ticket: u64,
+}
+
+impl Drop for Resident<'_> {
+    fn drop(&mut self) {
+        let function: extern "C" fn(u64) = self.fake.symbol("fakeCudaLeave");
+        function(self.ticket);
     }
 }

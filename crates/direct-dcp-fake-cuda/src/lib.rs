@@ -8,6 +8,8 @@
 //! - a kernel is a C function of the test, registered by the name of the PTX entry point;
 //! - a multicast address cannot be touched by an ordinary load or store: kernels ask
 //!   `fakeCudaMulticastReplicas` for the replicas behind it;
+//! - a kernel whose blocks wait for each other says so, and its launch waits until multiprocessors
+//!   have room for all of them beside those of other launches, as [`Fake::reside`] tells;
 //! - arguments, alignment, order of calls, captures and current contexts are checked more strictly
 //!   than by a real driver, handles are never reused, and whatever is not given back is counted.
 //!
@@ -32,7 +34,8 @@ mod control;
 mod memory;
 mod module;
 mod multicast;
+mod residency;
 mod state;
 mod stream;
 
-pub use control::{FailMode, Fake, Kernel, library_path};
+pub use control::{FailMode, Fake, Kernel, Resident, library_path};

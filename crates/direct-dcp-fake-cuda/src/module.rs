@@ -37,17 +37,19 @@ pub(crate) struct Parameter {
     pub(crate) bytes: usize,
 }
 
-static HOSTS: LazyLock<Mutex<HashMap<String, Host>>> = LazyLock::new(Mutex::default);
+/// By name, the host functions and the registers of each thread.
+static HOSTS: LazyLock<Mutex<HashMap<String, (Host, u32)>>> = LazyLock::new(Mutex::default);
 
-pub(crate) fn register(name: String, host: Host) {
+pub(crate) fn register(name: String, host: Host, registers: u32) {
     HOSTS
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
-        .insert(name, host);
+        .insert(name, (host, registers));
 }
 
-/// The host function of an entry: one registered as `name@target`, or else as `name`.
-pub(crate) fn host(entry: &Entry) -> Option<Host> {
+/// The host function of an entry, one registered as `name@target`, or else as `name`, and the
+/// registers of each thread.
+pub(crate) fn host(entry: &Entry) -> Option<(Host, u32)> {
     let hosts = HOSTS.lock().unwrap_or_else(PoisonError::into_inner);
     let special = hosts.get(&format!("{}@{}", entry.name, entry.target));
     special.or_else(|| hosts.get(&entry.name)).copied()

@@ -7,6 +7,7 @@ use core::num::NonZeroU32;
 use core::sync::atomic::{AtomicI32, Ordering};
 use std::time::Instant;
 
+use direct_dcp_fake_cuda::Resident;
 use direct_dcp_kernels::device::{Arguments, PlaceArguments, Receiver, State, Status};
 use direct_dcp_kernels::{Call, Shape, protocol};
 
@@ -281,6 +282,11 @@ impl Launch {
             copy_out,
             timeout: self.arguments.timeout,
         }
+    }
+
+    /// Waits until all blocks are resident, of so many threads as a GPU would run.
+    pub(crate) fn reside(&self, threads: u32, registers: u32) -> Resident<'static> {
+        fake().reside(self.device, self.blocks.get(), threads, registers)
     }
 
     /// A gather, with two threads in each block: what one of them finds must reach the other, and

@@ -3,7 +3,8 @@
 //! [`register`] hands them to [`direct_dcp_fake_cuda`]. From then on code that launches the kernels
 //! of `direct_dcp_kernels::device` runs on a machine without a GPU, by the same
 //! [`protocol::gather`](direct_dcp_kernels::protocol::gather). A thread of a kernel is one of the
-//! CPU; a block has two.
+//! CPU; a block has two. The blocks of a launch that copies out wait for each other, so the launch
+//! waits until all of them are resident.
 //!
 //! What a GPU would leave undefined ends the launch with an error here: memory that the device may
 //! not touch, accesses that are not aligned to the kernel's unit, an ordinary access to a multicast
@@ -53,12 +54,25 @@ pub fn register(fake: &Fake) {
             if text.contains(&format!(".entry {name}(")) {
                 let kernel = find(width, kind, everywhere);
                 let kernel = kernel.unwrap_or_else(|| panic!("no host function for {name}"));
-                fake.register_kernel(&format!("{name}@{target}"), kernel);
+                fake.register_kernel(&format!("{name}@{target}"), kernel, registers(name));
             }
         }
     }
     for (name, kernel) in STAGED_ENTRIES.into_iter().zip(STAGED) {
-        fake.register_kernel(&format!("{name}@{unicast}"), kernel);
+        fake.register_kernel(&format!("{name}@{unicast}"), kernel, registers(name));
+    }
+}
+
+/// Registers of each thread of a kernel, as an assembler for sm_90 (CUDA 13.0) has made of it.
+fn registers(name: &str) -> u32 {
+    match name.trim_start_matches("direct_dcp_") {
+        "gather_into_16" => 92,
+        "gather_into_8" => 72,
+        "gather_into_4" | "gather_into_2" => 62,
+        "gather_into_1" => 80,
+        "dequantize_16" => 124,
+        "dequantize_2" | "place_16" | "place_8" | "place_4" | "place_2" | "place_1" => 104,
+        _ => 44,
     }
 }
 
@@ -102,9 +116,13 @@ fn gather_kernel(width: u32, copy_out: bool, everywhere: bool) -> Option<Kernel>
 extern "C" fn gather<const WIDTH: u64, const COPY_OUT: bool, const EVERYWHERE: bool>(
     params: *mut *mut c_void,
     grid: u32,
-    _threads: u32,
+    threads: u32,
 ) {
     launch::run(params, grid, WIDTH, EVERYWHERE, |launch| {
+        let is_it = |entry: &&(u32, bool, _)| (u64::from(entry.0), entry.1) == (WIDTH, COPY_OUT);
+        let entry = GATHER_ENTRIES.iter().find(is_it);
+        let registers = entry.map_or(0, |(_, _, name)| registers(name));
+        let _resident = COPY_OUT.then(|| launch.reside(threads, registers));
         launch.gather(COPY_OUT);
     });
 }

@@ -139,7 +139,12 @@ impl WorkspaceOptions {
 
     /// Blocks that share a rank's copies, 1 to 1,024. On CPUs a block is a thread, and the default
     /// is the machine's cores divided by the ranks, 8 at most. On GPUs this is a limit, for those
-    /// who leave the multiprocessors to other work; the default is as many as pay.
+    /// who leave the multiprocessors to other work; the default is as many as pay, and fit.
+    ///
+    /// On a GPU all blocks of a call that copies out wait for the peers, and keep their places. Those
+    /// of one workspace's calls, on all ubatches, fit together. Where calls of several workspaces are
+    /// under way at once, in orders that may differ between ranks, their limits must add up to two
+    /// for each multiprocessor at most, over ubatches and ranks on the device.
     #[must_use]
     pub fn blocks(mut self, blocks: usize) -> Self {
         self.blocks = Some(blocks);

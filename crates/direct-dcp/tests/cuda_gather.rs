@@ -116,11 +116,92 @@ fn blocks_are_limited() {
     };
     // Two blocks of four ranks are resident, where a slice would pay for 72.
     Machine::new(1)
-        .with("DIRECT_DCP_FAKE_SMS", 1)
+        .with("DIRECT_DCP_FAKE_SMS", 4)
         .run("blocks_are_limited", |_| {
             sizes(None);
             sizes(Some(1));
         });
+}
+
+/// Kernels of other widths have blocks of other sizes: where small ones of some ranks were as many
+/// as fit by themselves, larger ones of another rank would find no room.
+#[test]
+fn ranks_whose_rows_are_aligned_differently_fit_one_device() {
+    Machine::new(1).with("DIRECT_DCP_FAKE_SMS", 4).run(
+        "ranks_whose_rows_are_aligned_differently_fit_one_device",
+        |_| {
+            for way in [Way::Push, Way::Pull] {
+                threads(4, |group| {
+                    let options = WorkspaceOptions::new(16 * 4, ROWS).way(way);
+                    let rank = Rank::new(group, 0, options).unwrap().limits(5000, 5000);
+                    let bytes = 16 * rank.row_bytes();
+                    for (call, shift) in [2, 4, 8, 1].into_iter().enumerate() {
+                        rank.fill_on(&rank.stream, call as u64, bytes);
+                        rank.poison_on(&rank.stream);
+                        // The others' blocks are there when the last rank's come, of accesses of 16.
+                        let shift = if rank.rank() == 3 { 0 } else { shift };
+                        sleep(Duration::from_millis(if shift == 0 { 100 } else { 0 }));
+                        let address = rank.storage.address() + rank.storage.bytes() as u64
+                            - (4 * bytes) as u64
+                            - 64
+                            + shift;
+                        // SAFETY: in the storage, behind the rows, until the wait below.
+                        let out = unsafe { DeviceRowsMut::new(address, 4 * bytes) };
+                        rank.gather
+                            .gather_into(0, &rank.stream, rank.local(bytes), out)
+                            .unwrap();
+                        rank.gather.wait(&rank.stream).unwrap();
+                        let got = read(&rank.stream, address, 4 * bytes);
+                        assert!(got == rows_of_all(call as u64, 0..4, bytes), "other bytes");
+                    }
+                    rank.meet();
+                });
+            }
+        },
+    );
+}
+
+/// Calls on two ubatches are under way at once, which the ranks have begun in opposite orders.
+#[test]
+fn calls_of_all_ubatches_fit_one_device() {
+    Machine::new(1).with("DIRECT_DCP_FAKE_SMS", 4).run(
+        "calls_of_all_ubatches_fit_one_device",
+        |_| {
+            threads(2, |group| {
+                let options = WorkspaceOptions::new(32 * 2, ROWS).ubatches(2);
+                let rank = Rank::new(group, 0, options.way(Way::Push)).unwrap();
+                let rank = rank.limits(5000, 5000);
+                let bytes = 32 * rank.row_bytes();
+                let context = rank.context();
+                let desks = [0, 1].map(|ubatch| {
+                    let stream = Stream::new(context).unwrap();
+                    let storage = DeviceBuffer::new(context, 3 * bytes).unwrap();
+                    let rows = rows_of(ubatch, rank.rank(), bytes);
+                    storage.upload(&stream, 0, &rows).unwrap();
+                    (stream, storage)
+                });
+                rank.group.barrier().unwrap();
+                for step in 0..2 {
+                    let ubatch = (step + rank.rank()) % 2;
+                    let (stream, storage) = &desks[ubatch];
+                    let address = storage.address();
+                    // SAFETY: the first part of the storage, until the waits below.
+                    let local = unsafe { DeviceRows::new(address, bytes) };
+                    // SAFETY: the rest of it.
+                    let out = unsafe { DeviceRowsMut::new(address + bytes as u64, 2 * bytes) };
+                    rank.gather.gather_into(ubatch, stream, local, out).unwrap();
+                    // The other rank's call on the other ubatch has begun too.
+                    sleep(Duration::from_millis(100));
+                }
+                for (ubatch, (stream, storage)) in (0..).zip(&desks) {
+                    rank.gather.wait(stream).unwrap();
+                    let got = read(stream, storage.address() + bytes as u64, 2 * bytes);
+                    assert!(got == rows_of_all(ubatch, 0..2, bytes), "other bytes");
+                }
+                rank.meet();
+            });
+        },
+    );
 }
 
 /// A slot is used again two calls later, however late some rank is.

@@ -18,6 +18,10 @@ use crate::stream::Stream;
 /// Bytes of each access: what the multicast kernel has.
 const WIDTH: u64 = 16;
 
+/// Calls of one rank that may be under way at once: engines overlap two ubatches, each with memory
+/// of its own.
+const UBATCHES: u32 = 2;
+
 /// Where an engine keeps what its ranks share, for one ubatch.
 ///
 /// Its ranks publish signals and nothing else: receivers have neither shapes nor notices. So one
@@ -146,8 +150,9 @@ impl GuestLane {
             pull: 0,
             stored: 0,
         };
-        // All blocks wait, so all must be resident, beside those of ranks on the same device.
-        let most = entry.resident_blocks / options.sharing.max(1);
+        // All blocks wait, so all must be resident, beside those of every other call.
+        let calls = options.sharing.max(1).saturating_mul(UBATCHES);
+        let most = self.kernel.resident_blocks_of_any() / calls;
         let launch = self.kernel.shape(shape.bytes(), WIDTH as u32, most);
         // SAFETY: the kernel's one parameter is `Arguments`. The table, the state and the words
         // live until `drop` has waited; the promises of `new`, `DeviceRows` and `DeviceRowsMut`

@@ -119,6 +119,14 @@ impl Kernel {
         find(&self.placers, width, converts)
     }
 
+    /// Blocks that are resident at once on a device that does nothing else, whichever of these
+    /// kernels each of them is of.
+    pub(super) fn resident_blocks_of_any(&self) -> u32 {
+        let entries = self.functions.iter().chain(&self.placers);
+        let blocks = entries.map(|entry| entry.resident_blocks);
+        blocks.min().unwrap_or(1)
+    }
+
     /// The launches of the staged algorithm, each with its shape, for slices of `bytes` of
     /// `world_size` ranks, with the limits that its authors chose.
     pub(super) fn staged(

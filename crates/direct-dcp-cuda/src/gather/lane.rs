@@ -284,14 +284,24 @@ impl Lane {
         Ok(end.ok_or_else(missing)?)
     }
 
-    /// The most blocks of a launch. All blocks of one that copies out wait, so all must be
-    /// resident, beside those of the ranks that share the device. More of another would only queue.
-    pub(super) fn most_blocks(&self, entry: &Entry, call: &CallOptions) -> u32 {
+    /// The most blocks of a launch that is made at once. If all of its blocks `wait`, all must be
+    /// resident beside those of every other call: of each ubatch, and of the ranks that share the
+    /// device, whose kernels may be others and leave no room that this one fits in (see "Who may
+    /// wait" in docs/protocol.md). More of a launch that does not wait would only queue.
+    pub(super) fn most_blocks(&self, entry: &Entry, wait: bool, call: &CallOptions) -> u32 {
         if call.route == Route::CopyEngine {
             return 1;
         }
-        let resident = entry.resident_blocks / self.options.sharing.max(1);
-        call.max_blocks.unwrap_or(u32::MAX).min(resident).max(1)
+        let ranks = self.options.sharing.max(1);
+        let most = if wait {
+            let ends = self.ends.iter();
+            let resident = ends.map(|end| end.kernel.resident_blocks_of_any()).min();
+            let calls = ranks.saturating_mul(self.options.layout.ubatches.max(1));
+            resident.unwrap_or(1) / calls
+        } else {
+            entry.resident_blocks / ranks
+        };
+        call.max_blocks.unwrap_or(u32::MAX).min(most).max(1)
     }
 
     /// Where call `epoch` delivers.
@@ -509,7 +519,8 @@ impl Lane {
             }
         };
         let entry = kernel.entry(width, copies_out).ok_or_else(aligned)?;
-        let launch = kernel.shape(shape.bytes(), width, self.most_blocks(entry, call));
+        let most = self.most_blocks(entry, copies_out, call);
+        let launch = kernel.shape(shape.bytes(), width, most);
         Ok(vec![(&entry.function, launch)])
     }
 

@@ -316,7 +316,7 @@ impl Lane {
             let slot = (book.issued + 1) % u64::from(layout.slots);
             self.place_by_copies(end, stream, placement, rows.memory, slot)?;
         }
-        let most = self.most_blocks(entry, &call);
+        let most = self.most_blocks(entry, false, &call);
         let launch = end.kernel.shape(local_rows * row_bytes, width, most);
         // SAFETY: the kernel's one parameter is `PlaceArguments`. The lane's memory lives as long as
         // the lane, which waits for its last call; the promises of `DeviceRows` and of `paged`

@@ -9,6 +9,7 @@ use crate::call::{Plan, journal};
 use crate::code::{Code, Outcome, ensure};
 use crate::memory::check_access;
 use crate::module::{self, Host};
+use crate::residency;
 use crate::state::{context_depth, state};
 
 /// Turns an outcome with a count into the count, or into the negative code.
@@ -103,15 +104,37 @@ pub(crate) extern "C" fn fakeCudaContextDepth() -> usize {
 
 /// Registers the host function that runs in place of a kernel, on the thread of the stream. The
 /// name is the entry point's; `name@target`, as in `gather@sm_90`, means only modules for a target.
+/// Each of its threads has so many registers.
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn fakeCudaRegisterKernel(name: In<c_char>, host: Option<Host>) -> c_int {
+pub(crate) extern "C" fn fakeCudaRegisterKernel(
+    name: In<c_char>,
+    host: Option<Host>,
+    registers: u32,
+) -> c_int {
     match (name.text(), host) {
         (Ok(name), Some(host)) => {
-            module::register(name, host);
+            module::register(name, host, registers);
             0
         }
         _ => Code::INVALID_VALUE.0,
     }
+}
+
+/// Waits until so many blocks of a launch are resident, and returns what [`fakeCudaLeave`] takes.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn fakeCudaReside(
+    device: u32,
+    blocks: u32,
+    threads: u32,
+    registers: u32,
+) -> u64 {
+    residency::reside(device, blocks, residency::registers_of(threads, registers))
+}
+
+/// The launch has ended, and its blocks are gone.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn fakeCudaLeave(ticket: u64) {
+    residency::leave(ticket);
 }
 
 /// The device of the launch that runs on the calling thread, or -1.

@@ -11,6 +11,7 @@ use crate::call::export;
 use crate::capture::submit;
 use crate::code::{Code, Outcome, ensure};
 use crate::module::{Entry, Module, Parameter, host, launch, parse, target};
+use crate::residency;
 use crate::state::{new_handle, require_context, state};
 use crate::stream::Kind;
 
@@ -60,6 +61,11 @@ fn entry(function: usize) -> Outcome<Arc<Entry>> {
         .get(&function)
         .cloned()
         .ok_or(Code::INVALID_HANDLE)
+}
+
+/// Registers of each thread of a kernel; few, of one that nothing was said of.
+fn registers(entry: &Entry) -> u32 {
+    host(entry).map_or(32, |(_, registers)| registers)
 }
 
 /// Arguments, copied at the launch.
@@ -140,21 +146,22 @@ export! {
         bytes.set(parameter.bytes)
     }
     fn cuFuncGetAttribute(value: Out<c_int>, attribute: c_uint, function: usize) {
-        entry(function)?;
+        let entry = entry(function)?;
         value.set(match attribute {
             0 => 1024,
             1 | 3 => 0,
-            4 => 32,
+            4 => registers(&entry) as c_int,
             5 | 6 => 90,
             _ => return Err(Code::INVALID_VALUE),
         })
     }
     fn cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks: Out<c_int>, function: usize, block: c_int, shared: usize) {
-        entry(function)?;
+        let entry = entry(function)?;
         ensure((1..=1024).contains(&block), Code::INVALID_VALUE)?;
         let by_threads = 2048 / block;
+        let by_registers = residency::REGISTERS / residency::registers_of(block as u32, registers(&entry));
         let by_memory = c_int::try_from((228_usize << 10).checked_div(shared).unwrap_or(32));
-        blocks.set(by_threads.min(by_memory.unwrap_or(32)).min(32))
+        blocks.set(by_threads.min(by_registers as c_int).min(by_memory.unwrap_or(32)).min(32))
     }
     fn cuLaunchKernel(
         function: usize,
@@ -172,7 +179,7 @@ export! {
         let grid = product([grid_x, grid_y, grid_z])?;
         let block = product([block_x, block_y, block_z])?;
         ensure(block <= 1024, Code::INVALID_VALUE)?;
-        let Some(host) = host(&entry) else {
+        let Some((host, _)) = host(&entry) else {
             eprintln!("fake CUDA: no host function is registered for the kernel {}", entry.name);
             return Err(Code::LAUNCH_FAILED);
         };
