@@ -13,6 +13,7 @@
 //! | `lent` | results in slots |
 //! | `guest` | gathers in memory that an engine owns |
 //! | `plan`, `row_map` | what to gather, and where it belongs |
+//! | `tensor` | where tensors of torch lie |
 //! | `memory` | addresses become memory here, and nowhere else |
 //! | `signals` | Ctrl-C while a call waits |
 //! | `stream` | the caller's streams |
@@ -31,6 +32,7 @@ mod plan;
 mod row_map;
 mod signals;
 mod stream;
+mod tensor;
 
 use std::ffi::OsString;
 use std::process::Command;
@@ -75,5 +77,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<row_map::RowMap>()?;
     module.add_function(wrap_pyfunction!(row_map::slots, module)?)?;
     module.add_function(wrap_pyfunction!(options::memory_bytes, module)?)?;
+    module.add_function(wrap_pyfunction!(tensor::span, module)?)?;
     module.add_function(wrap_pyfunction!(run, module)?)
 }

@@ -11,7 +11,7 @@ from operator_arguments import arguments, wrong_arguments
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import direct_dcp
-from direct_dcp import FinalLayout, KvGather, ops, vllm
+from direct_dcp import FinalLayout, KvGather, _native, ops, vllm
 from direct_dcp.plan import RowMap
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float32]
@@ -31,6 +31,55 @@ def rows_of_all(world, *which):
 
 def same(tensor, reference):
     return torch.equal(tensor.view(torch.uint8), reference)
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), reason="torch tells from 2.10 on"
+)
+def test_where_a_tensor_lies_is_what_its_methods_say():
+    for dtype in [*DTYPES, torch.uint8, torch.bool, torch.float64]:
+        rows = rows_of(0, 1, 6, 32, torch.uint8).view(dtype) if dtype != torch.bool else None
+        rows = torch.ones(6, 32, dtype=dtype) if rows is None else rows
+        for tensor in [
+            rows,
+            rows[2:5],
+            rows[3],
+            rows[3, 1],
+            rows[4:4],
+            rows[:, :0],
+            rows.view(6, 1, 1, -1),
+            rows.view(2, 3, -1).select(1, 1),
+            rows[:, 1:],
+            rows[::2],
+            rows[:1, ::2],
+            rows[1:2, 3:],
+            rows.t(),
+            rows[:1].t(),
+            rows[:1].expand(6, -1),
+            torch._lazy_clone(rows),
+            rows.detach().to(torch.float64).requires_grad_(),
+            torch._neg_view(rows) if dtype.is_floating_point else rows,
+        ]:
+            whole = tensor.is_contiguous() and not tensor.is_neg()
+            span = _native.span(tensor, None)
+            assert span == ((tensor.data_ptr(), tensor.nbytes) if whole else None)
+            assert _native.span(tensor, 0) is None
+    with FakeTensorMode():
+        fake = torch.ones(2)
+    ones = torch.ones(2, dtype=torch.complex64)
+    for other in [
+        ones,
+        ones.conj(),
+        ones.conj().imag,
+        torch.nn.Parameter(torch.ones(2)),
+        torch.ones(2, 2).to_sparse(),
+        torch.ones(2, device="meta"),
+        fake,
+        bytes(4),
+        None,
+        torch.Tensor,
+    ]:
+        assert _native.span(other, None) is None
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -344,6 +344,10 @@ def slots(
 
     Raises InvalidArgument where the table ends before the rows do."""
 
+def span(rows: Any, device: int | None) -> _Span | None:
+    """The address and the size of a tensor of torch on this device, or on the CPU: None of what is
+    not plainly that."""
+
 def memory_bytes(
     on_gpu: bool,
     world_size: int,

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from . import _buffer
+from . import _buffer, _native
 from .errors import InvalidArgument
 
 Span = tuple[int, int]
@@ -40,9 +40,12 @@ class _Tensor:
     """A tensor, which has an address all the time."""
 
     def __init__(self, what: str, rows: Any) -> None:
-        on_cpu(what, rows)
-        _as_in_memory(what, rows)
-        self._span = (rows.data_ptr(), rows.nbytes)
+        span = _native.span(rows, None)
+        if span is None:
+            on_cpu(what, rows)
+            _as_in_memory(what, rows)
+            span = rows.data_ptr(), rows.nbytes
+        self._span = span
 
     def __enter__(self) -> Span:
         return self._span
@@ -70,6 +73,9 @@ def on_cpu(what: str, tensor: Any) -> None:
 
 def device(what: str, rows: Any, index: int) -> Span:
     """The address and the size of rows on device `index`."""
+    span = _native.span(rows, index)
+    if span is not None:
+        return span
     if is_tensor(rows):
         _on_device(what, rows, index)
         _as_in_memory(what, rows)
