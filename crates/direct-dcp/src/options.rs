@@ -144,7 +144,8 @@ impl WorkspaceOptions {
     /// On a GPU all blocks of a call that copies out wait for the peers, and keep their places. Those
     /// of one workspace's calls, on all ubatches, fit together. Where calls of several workspaces are
     /// under way at once, in orders that may differ between ranks, their limits must add up to two
-    /// for each multiprocessor at most, over ubatches and ranks on the device.
+    /// for each multiprocessor at most, over ubatches and ranks on the device; and beside kernels of
+    /// others that wait for peers on another stream, to what leaves room for those.
     #[must_use]
     pub fn blocks(mut self, blocks: usize) -> Self {
         self.blocks = Some(blocks);
