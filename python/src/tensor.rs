@@ -54,7 +54,7 @@ struct Torch {
 }
 
 impl Torch {
-    /// None where torch was not imported, or is too old.
+    /// None where torch was not imported, not to its end, or is too old.
     fn get(py: Python<'_>) -> Option<&'static Torch> {
         static TORCH: PyOnceLock<Option<Torch>> = PyOnceLock::new();
         if let Some(torch) = TORCH.get(py) {
@@ -62,11 +62,11 @@ impl Torch {
         }
         let sys = py.import(intern!(py, "sys")).ok()?;
         let torch = sys.getattr("modules").ok()?.get_item("torch").ok()?;
-        TORCH.get_or_init(py, || Torch::of(&torch)).as_ref()
+        let tensor = torch.getattr("Tensor").ok()?;
+        TORCH.get_or_init(py, || Torch::of(tensor)).as_ref()
     }
 
-    fn of(torch: &Bound<'_, PyAny>) -> Option<Torch> {
-        let tensor = torch.getattr("Tensor").ok()?;
+    fn of(tensor: Bound<'_, PyAny>) -> Option<Torch> {
         let capsule = tensor.getattr("__dlpack_c_exchange_api__").ok()?;
         let capsule = capsule.cast_into::<PyCapsule>().ok()?;
         let api = capsule.pointer_checked(Some(API_NAME)).ok()?;
@@ -128,9 +128,21 @@ impl Described {
 }
 
 /// The address and the size of a tensor on a device, or on the CPU. None of anything that is not
-/// plainly that: whoever asks finds out by other means what it is.
+/// plainly that: whoever asks finds out by other means what it is. Raises what an interrupt does.
 #[pyfunction]
-pub(crate) fn span(rows: &Bound<'_, PyAny>, device: Option<i32>) -> Option<(usize, usize)> {
+pub(crate) fn span(
+    rows: &Bound<'_, PyAny>,
+    device: Option<i32>,
+) -> PyResult<Option<(usize, usize)>> {
+    let Some(span) = described_span(rows, device) else {
+        return Ok(None);
+    };
+    // The one thing that DLPack does not know of. It may run code of Python's.
+    let negative = rows.call_method0(intern!(rows.py(), "is_neg"))?;
+    Ok((!negative.is_truthy()?).then_some(span))
+}
+
+fn described_span(rows: &Bound<'_, PyAny>, device: Option<i32>) -> Option<(usize, usize)> {
     let torch = Torch::get(rows.py())?;
     // Classes of others may have no memory, or other memory than it seems.
     if !rows.get_type().is(&torch.tensor) {
@@ -142,11 +154,6 @@ pub(crate) fn span(rows: &Bound<'_, PyAny>, device: Option<i32>) -> Option<(usiz
         None => described.device_type == ON_CPU,
     };
     let bytes = described.contiguous_bytes().filter(|_| there)?;
-    // The one thing that DLPack does not know of.
-    let negative = rows.call_method0(intern!(rows.py(), "is_neg")).ok()?;
-    if negative.is_truthy().ok()? {
-        return None;
-    }
     let offset = usize::try_from(described.byte_offset).ok()?;
     let address = described.data.expose_provenance().checked_add(offset)?;
     Some((address, bytes))

@@ -81,6 +81,14 @@ def test_where_a_tensor_lies_is_what_its_methods_say():
     ]:
         assert _native.span(other, None) is None
 
+    class Interrupted(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, *_):
+            raise KeyboardInterrupt
+
+    plain = torch.ones(2)
+    with pytest.raises(KeyboardInterrupt), Interrupted():
+        _native.span(plain, None)
+
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_tensors_of_every_type(dtype):

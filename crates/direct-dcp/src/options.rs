@@ -141,11 +141,12 @@ impl WorkspaceOptions {
     /// is the machine's cores divided by the ranks, 8 at most. On GPUs this is a limit, for those
     /// who leave the multiprocessors to other work; the default is as many as pay, and fit.
     ///
-    /// On a GPU all blocks of a call that copies out wait for the peers, and keep their places. Those
-    /// of one workspace's calls, on all ubatches, fit together. Where calls of several workspaces are
-    /// under way at once, in orders that may differ between ranks, their limits must add up to two
-    /// for each multiprocessor at most, over ubatches and ranks on the device; and beside kernels of
-    /// others that wait for peers on another stream, to what leaves room for those.
+    /// On a GPU all blocks of a call that copies out, or goes by [`Way::Pull`], wait for the peers,
+    /// and keep their places. Those of one workspace's calls, on all ubatches, fit together. Where
+    /// calls of several workspaces are under way at once, in orders that may differ between ranks,
+    /// their limits must add up to two for each multiprocessor at most, over ubatches and ranks on the
+    /// device; and beside kernels of others that wait for peers on another stream, to what leaves room
+    /// for those.
     #[must_use]
     pub fn blocks(mut self, blocks: usize) -> Self {
         self.blocks = Some(blocks);
