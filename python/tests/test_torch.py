@@ -38,8 +38,7 @@ def same(tensor, reference):
 )
 def test_where_a_tensor_lies_is_what_its_methods_say():
     for dtype in [*DTYPES, torch.uint8, torch.bool, torch.float64]:
-        rows = rows_of(0, 1, 6, 32, torch.uint8).view(dtype) if dtype != torch.bool else None
-        rows = torch.ones(6, 32, dtype=dtype) if rows is None else rows
+        rows = rows_of(0, 1, 6, 32, dtype)
         for tensor in [
             rows,
             rows[2:5],

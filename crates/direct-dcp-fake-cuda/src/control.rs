@@ -165,13 +165,13 @@ impl Fake {
         u32::try_from(function()).ok()
     }
 
-    /// Waits until all blocks of a launch on a device are resident, one after another, as one whose
+    /// Waits until all blocks of the calling kernel are resident, one after another, as one whose
     /// blocks wait for each other needs them; they stay until what is returned is dropped.
-    pub fn reside(&self, device: u32, blocks: u32, threads: u32, registers: u32) -> Resident<'_> {
-        let function: extern "C" fn(u32, u32, u32, u32) -> u64 = self.symbol("fakeCudaReside");
+    pub fn reside(&self, blocks: u32, threads: u32) -> Resident<'_> {
+        let function: extern "C" fn(u32, u32) -> u64 = self.symbol("fakeCudaReside");
         Resident {
             fake: self,
-            ticket: function(device, blocks, threads, registers),
+            ticket: function(blocks, threads),
         }
     }
 

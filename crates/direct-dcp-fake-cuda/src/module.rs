@@ -56,29 +56,43 @@ pub(crate) fn host(entry: &Entry) -> Option<(Host, u32)> {
 }
 
 thread_local! {
-    /// The device of the launch that runs on this thread, and what its kernel says went wrong.
-    static LAUNCH: Cell<Option<(u32, Option<Code>)>> = const { Cell::new(None) };
+    static LAUNCH: Cell<Option<Launch>> = const { Cell::new(None) };
 }
 
-/// Runs a kernel on behalf of a device.
-pub(crate) fn launch(device: u32, kernel: impl FnOnce()) -> Outcome {
-    LAUNCH.set(Some((device, None)));
+/// A launch that runs on this thread.
+#[derive(Clone, Copy)]
+pub(crate) struct Launch {
+    pub(crate) device: u32,
+    /// Registers of each thread.
+    pub(crate) registers: u32,
+    /// What its kernel says went wrong.
+    failure: Option<Code>,
+}
+
+/// Runs a kernel, whose threads have so many registers, on behalf of a device.
+pub(crate) fn launch(device: u32, registers: u32, kernel: impl FnOnce()) -> Outcome {
+    LAUNCH.set(Some(Launch {
+        device,
+        registers,
+        failure: None,
+    }));
     kernel();
-    match LAUNCH.take() {
-        Some((_, Some(code))) => Err(code),
-        _ => Ok(()),
+    match LAUNCH.take().and_then(|launch| launch.failure) {
+        Some(code) => Err(code),
+        None => Ok(()),
     }
 }
 
-/// The device of the launch that runs on this thread.
-pub(crate) fn launched_on() -> Option<u32> {
-    LAUNCH.get().map(|(device, _)| device)
+/// The launch that runs on this thread.
+pub(crate) fn launched() -> Option<Launch> {
+    LAUNCH.get()
 }
 
 /// Makes the launch that runs on this thread end with a code.
 pub(crate) fn fail_launch(code: Code) {
-    if let Some((device, failure)) = LAUNCH.get() {
-        LAUNCH.set(Some((device, failure.or(Some(code)))));
+    if let Some(launch) = LAUNCH.get() {
+        let failure = launch.failure.or(Some(code));
+        LAUNCH.set(Some(Launch { failure, ..launch }));
     }
 }
 

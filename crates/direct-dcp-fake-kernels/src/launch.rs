@@ -285,8 +285,8 @@ impl Launch {
     }
 
     /// Waits until all blocks are resident, of so many threads as a GPU would run.
-    pub(crate) fn reside(&self, threads: u32, registers: u32) -> Resident<'static> {
-        fake().reside(self.device, self.blocks.get(), threads, registers)
+    pub(crate) fn reside(&self, threads: u32) -> Resident<'static> {
+        fake().reside(self.blocks.get(), threads)
     }
 
     /// A gather, with two threads in each block: what one of them finds must reach the other, and

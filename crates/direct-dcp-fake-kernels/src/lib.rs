@@ -119,10 +119,7 @@ extern "C" fn gather<const WIDTH: u64, const COPY_OUT: bool, const EVERYWHERE: b
     threads: u32,
 ) {
     launch::run(params, grid, WIDTH, EVERYWHERE, |launch| {
-        let is_it = |entry: &&(u32, bool, _)| (u64::from(entry.0), entry.1) == (WIDTH, COPY_OUT);
-        let entry = GATHER_ENTRIES.iter().find(is_it);
-        let registers = entry.map_or(0, |(_, _, name)| registers(name));
-        let _resident = COPY_OUT.then(|| launch.reside(threads, registers));
+        let _resident = COPY_OUT.then(|| launch.reside(threads));
         launch.gather(COPY_OUT);
     });
 }

@@ -150,9 +150,7 @@ impl GuestLane {
             pull: 0,
             stored: 0,
         };
-        // All blocks wait, so all must be resident, beside those of every other call.
-        let calls = options.sharing.max(1).saturating_mul(UBATCHES);
-        let most = self.kernel.resident_blocks_of_any() / calls;
+        let most = self.kernel.most_waiting_blocks(options.sharing, UBATCHES);
         let launch = self.kernel.shape(shape.bytes(), WIDTH as u32, most);
         // SAFETY: the kernel's one parameter is `Arguments`. The table, the state and the words
         // live until `drop` has waited; the promises of `new`, `DeviceRows` and `DeviceRowsMut`

@@ -49,6 +49,9 @@ pub struct Kernel {
     placers: Vec<Entry>,
     /// The staged algorithm's launches: advance, publish, copy.
     staged: Option<[Function; 3]>,
+    /// Blocks that are resident at once on a device that does nothing else, whichever of the gather
+    /// kernels each of them is of.
+    resident_blocks: u32,
 }
 
 impl Kernel {
@@ -94,12 +97,15 @@ impl Kernel {
             }
             Transport::Multicast => None,
         };
+        let entries = functions.iter().chain(&placers);
+        let resident_blocks = entries.map(|entry| entry.resident_blocks).min();
         Ok(Kernel {
             transport,
             module,
             functions,
             placers,
             staged,
+            resident_blocks: resident_blocks.unwrap_or(1),
         })
     }
 
@@ -119,12 +125,12 @@ impl Kernel {
         find(&self.placers, width, converts)
     }
 
-    /// Blocks that are resident at once on a device that does nothing else, whichever of these
-    /// kernels each of them is of.
-    pub(super) fn resident_blocks_of_any(&self) -> u32 {
-        let entries = self.functions.iter().chain(&self.placers);
-        let blocks = entries.map(|entry| entry.resident_blocks);
-        blocks.min().unwrap_or(1)
+    /// The most blocks of a launch all of whose blocks wait: all must be resident beside those of
+    /// every other call, of each of `ubatches` and of the ranks `sharing` the device, whose kernels
+    /// may be others and leave no room that this one fits in. See "Who may wait" in docs/protocol.md.
+    pub(super) fn most_waiting_blocks(&self, sharing: u32, ubatches: u32) -> u32 {
+        let calls = sharing.max(1).saturating_mul(ubatches.max(1));
+        self.resident_blocks / calls
     }
 
     /// The launches of the staged algorithm, each with its shape, for slices of `bytes` of

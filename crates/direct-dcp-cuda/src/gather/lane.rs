@@ -284,22 +284,19 @@ impl Lane {
         Ok(end.ok_or_else(missing)?)
     }
 
-    /// The most blocks of a launch that is made at once. If all of its blocks `wait`, all must be
-    /// resident beside those of every other call: of each ubatch, and of the ranks that share the
-    /// device, whose kernels may be others and leave no room that this one fits in (see "Who may
-    /// wait" in docs/protocol.md). More of a launch that does not wait would only queue.
+    /// The most blocks of a launch, all of whose blocks `wait`, or only the last one. More of one that
+    /// does not wait than are resident would only queue.
     pub(super) fn most_blocks(&self, entry: &Entry, wait: bool, call: &CallOptions) -> u32 {
         if call.route == Route::CopyEngine {
             return 1;
         }
-        let ranks = self.options.sharing.max(1);
+        let (sharing, ubatches) = (self.options.sharing, self.options.layout.ubatches);
         let most = if wait {
-            let ends = self.ends.iter();
-            let resident = ends.map(|end| end.kernel.resident_blocks_of_any()).min();
-            let calls = ranks.saturating_mul(self.options.layout.ubatches.max(1));
-            resident.unwrap_or(1) / calls
+            let kernels = self.ends.iter().map(|end| &end.kernel);
+            let most = kernels.map(|kernel| kernel.most_waiting_blocks(sharing, ubatches));
+            most.min().unwrap_or(1)
         } else {
-            entry.resident_blocks / ranks
+            entry.resident_blocks / sharing.max(1)
         };
         call.max_blocks.unwrap_or(u32::MAX).min(most).max(1)
     }

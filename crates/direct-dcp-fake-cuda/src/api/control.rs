@@ -120,15 +120,15 @@ pub(crate) extern "C" fn fakeCudaRegisterKernel(
     }
 }
 
-/// Waits until so many blocks of a launch are resident, and returns what [`fakeCudaLeave`] takes.
+/// Waits until so many blocks of the launch that runs on the calling thread are resident, and returns
+/// what [`fakeCudaLeave`] takes.
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn fakeCudaReside(
-    device: u32,
-    blocks: u32,
-    threads: u32,
-    registers: u32,
-) -> u64 {
-    residency::reside(device, blocks, residency::registers_of(threads, registers))
+pub(crate) extern "C" fn fakeCudaReside(blocks: u32, threads: u32) -> u64 {
+    let Some(launch) = module::launched() else {
+        return u64::MAX;
+    };
+    let registers = residency::registers_of(threads, launch.registers);
+    residency::reside(launch.device, blocks, registers)
 }
 
 /// The launch has ended, and its blocks are gone.
@@ -140,7 +140,7 @@ pub(crate) extern "C" fn fakeCudaLeave(ticket: u64) {
 /// The device of the launch that runs on the calling thread, or -1.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn fakeCudaLaunchDevice() -> c_int {
-    module::launched_on().map_or(-1, |device| device as c_int)
+    module::launched().map_or(-1, |launch| launch.device as c_int)
 }
 
 /// Makes the launch that runs on the calling thread end with a code, and its stream with it.

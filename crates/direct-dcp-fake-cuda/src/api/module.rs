@@ -179,7 +179,7 @@ export! {
         let grid = product([grid_x, grid_y, grid_z])?;
         let block = product([block_x, block_y, block_z])?;
         ensure(block <= 1024, Code::INVALID_VALUE)?;
-        let Some((host, _)) = host(&entry) else {
+        let Some((host, registers)) = host(&entry) else {
             eprintln!("fake CUDA: no host function is registered for the kernel {}", entry.name);
             return Err(Code::LAUNCH_FAILED);
         };
@@ -188,7 +188,7 @@ export! {
         let (stream, _) = find(&mut state, stream)?;
         ensure(stream.context == entry.context, Code::INVALID_HANDLE)?;
         let work = move || {
-            launch(entry.device, || arguments.run(|pointers| host(pointers, grid, block)))
+            launch(entry.device, registers, || arguments.run(|pointers| host(pointers, grid, block)))
         };
         submit(&state, &stream, Arc::new(work), Kind::Ordinary)
     }

@@ -250,8 +250,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Fills a buffer with what no test writes there: by an upload, a kernel and a download on each
-/// stream, so that these have done all of that before any rank waits for this one. See "Streams" in
-/// docs/python.md.
+/// stream, so that these have done all of that before any rank waits for this one. See "A stream's first
+/// work" in docs/performance.md.
 fn poison(buffer: &DeviceBuffer, streams: &[&Stream]) -> Result<(), CudaError> {
     let mut bytes = vec![POISON; buffer.bytes()];
     for stream in streams {
