@@ -29,8 +29,8 @@ impl Layout {
         let device = match on {
             On::Cpu(_) => None,
             On::Gpu(on) => {
-                let context = on.gather.workspace().context();
-                let device = py.detach(|| cuda::FinalLayout::new(context, &host));
+                let workspace = on.gather.workspace();
+                let device = py.detach(|| cuda::FinalLayout::new(workspace, &host));
                 Some(device.map_err(errors::gather)?)
             }
         };

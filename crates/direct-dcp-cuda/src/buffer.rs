@@ -63,6 +63,16 @@ impl DeviceBuffer {
         unsafe { copy::upload(stream, self.address + offset as u64, from) }
     }
 
+    /// Makes every byte `value`, in stream order, and waits.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn fill(&self, stream: &Stream, value: u8) -> Result<()> {
+        // SAFETY: all of the buffer, which is live while `self` is borrowed.
+        unsafe { stream.fill_u8(self.address, value, self.bytes) }?;
+        stream.synchronize()
+    }
+
     /// Reads bytes at an offset, in stream order, and waits.
     ///
     /// # Errors

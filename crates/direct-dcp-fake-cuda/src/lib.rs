@@ -10,6 +10,8 @@
 //!   `fakeCudaMulticastReplicas` for the replicas behind it;
 //! - a kernel whose blocks wait for each other says so, and its launch waits until multiprocessors
 //!   have room for all of them beside those of other launches, as [`Fake::reside`] tells;
+//! - what a stream does first may wait for the kernels that run on its device, as it does on some GPUs
+//!   now and then;
 //! - arguments, alignment, order of calls, captures and current contexts are checked more strictly
 //!   than by a real driver, handles are never reused, and whatever is not given back is counted.
 //!
@@ -20,6 +22,7 @@
 //! |---|---|---|
 //! | `DIRECT_DCP_FAKE_DEVICES` | number of devices | 2 |
 //! | `DIRECT_DCP_FAKE_SMS` | multiprocessors of a device | 132 |
+//! | `DIRECT_DCP_FAKE_LATE_STREAMS` | 1: what a stream does first waits until no kernel runs on its device | 0 |
 //! | `DIRECT_DCP_FAKE_WITHOUT` | comma-separated: `vmm`, `fd`, `fabric`, `imex`, `multicast`, `p2p` | nothing |
 //! | `DIRECT_DCP_FAKE_FAIL` | `k` or `symbol:k`, each optionally `:code`: that call fails | none |
 //!

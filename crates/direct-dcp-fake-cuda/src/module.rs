@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
 use crate::code::{Code, Outcome};
+use crate::residency;
 
 /// A host function that runs in place of a kernel: arguments as `cuLaunchKernel` has them, blocks,
 /// threads of a block.
@@ -76,7 +77,7 @@ pub(crate) fn launch(device: u32, registers: u32, kernel: impl FnOnce()) -> Outc
         registers,
         failure: None,
     }));
-    kernel();
+    residency::run(device, kernel);
     match LAUNCH.take().and_then(|launch| launch.failure) {
         Some(code) => Err(code),
         None => Ok(()),

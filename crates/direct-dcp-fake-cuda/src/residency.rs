@@ -1,8 +1,8 @@
-//! Which blocks a device's multiprocessors have room for: by registers, as the gather kernels fill
-//! them.
+//! What runs on each device, and which blocks its multiprocessors have room for: by registers, as
+//! the gather kernels fill them.
 
 use std::collections::HashMap;
-use std::sync::{Condvar, LazyLock, Mutex, PoisonError};
+use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::state::Machine;
 
@@ -23,21 +23,53 @@ struct Residents {
     free: HashMap<u32, Vec<u32>>,
     launches: HashMap<u64, Vec<Place>>,
     next: u64,
+    /// Kernels that run, by device.
+    running: HashMap<u32, usize>,
 }
 
 static RESIDENTS: LazyLock<Mutex<Residents>> = LazyLock::new(Mutex::default);
 static LEFT: Condvar = Condvar::new();
 
+fn lock() -> MutexGuard<'static, Residents> {
+    RESIDENTS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn wait(residents: MutexGuard<'static, Residents>) -> MutexGuard<'static, Residents> {
+    let waited = LEFT.wait(residents);
+    waited.unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs a kernel on a device.
+pub(crate) fn run(device: u32, kernel: impl FnOnce()) {
+    *lock().running.entry(device).or_default() += 1;
+    kernel();
+    if let Some(running) = lock().running.get_mut(&device) {
+        *running -= 1;
+    }
+    LEFT.notify_all();
+}
+
+/// Waits until no kernel runs on a device.
+pub(crate) fn idle(device: u32) {
+    let mut residents = lock();
+    while residents
+        .running
+        .get(&device)
+        .is_some_and(|&running| running > 0)
+    {
+        residents = wait(residents);
+    }
+}
+
 /// Gives each of so many blocks of `registers` a place, one after another, where there is most room;
 /// those that have one keep it while the next has to wait. Returns what [`leave`] takes.
 pub(crate) fn reside(device: u32, blocks: u32, registers: u32) -> u64 {
-    let mut residents = RESIDENTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut residents = lock();
     let ticket = residents.next;
     residents.next += 1;
     for _ in 0..blocks {
         while !residents.place(ticket, device, registers) {
-            let waited = LEFT.wait(residents);
-            residents = waited.unwrap_or_else(PoisonError::into_inner);
+            residents = wait(residents);
         }
     }
     ticket
@@ -62,7 +94,7 @@ impl Residents {
 
 /// Takes all blocks of a launch away.
 pub(crate) fn leave(ticket: u64) {
-    let mut residents = RESIDENTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut residents = lock();
     for (device, at, registers) in residents.launches.remove(&ticket).unwrap_or_default() {
         if let Some(free) = residents.free.get_mut(&device) {
             free[at] += registers;

@@ -119,6 +119,8 @@ pub(crate) fn require_context(state: &State) -> Outcome<(usize, u32)> {
 pub(crate) struct Machine {
     pub(crate) devices: u32,
     pub(crate) multiprocessors: i32,
+    /// Whether what a stream does first waits for the kernels that run on its device.
+    pub(crate) late_streams: bool,
     without: String,
 }
 
@@ -127,6 +129,7 @@ impl Machine {
         static MACHINE: LazyLock<Machine> = LazyLock::new(|| Machine {
             devices: number("DIRECT_DCP_FAKE_DEVICES", 2),
             multiprocessors: number("DIRECT_DCP_FAKE_SMS", 132),
+            late_streams: number("DIRECT_DCP_FAKE_LATE_STREAMS", 0) != 0,
             without: std::env::var("DIRECT_DCP_FAKE_WITHOUT").unwrap_or_default(),
         });
         &MACHINE

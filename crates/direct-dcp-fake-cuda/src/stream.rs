@@ -6,6 +6,8 @@ use std::time::Instant;
 
 use crate::capture::Capture;
 use crate::code::{Code, Outcome};
+use crate::residency;
+use crate::state::Machine;
 
 /// A piece of work. It may run more than once: graphs replay it.
 pub(crate) type Work = Arc<dyn Fn() -> Outcome + Send + Sync>;
@@ -22,6 +24,7 @@ pub(crate) enum Kind {
 pub(crate) struct Stream {
     pub(crate) handle: usize,
     pub(crate) context: usize,
+    device: u32,
     /// Ordered with the legacy default stream.
     pub(crate) blocking: bool,
     pub(crate) legacy: bool,
@@ -47,13 +50,14 @@ impl Stream {
     /// Starts a stream's thread. It ends when the stream is closed and its work is done.
     pub(crate) fn start(
         handle: usize,
-        context: usize,
+        (context, device): (usize, u32),
         blocking: bool,
         legacy: bool,
     ) -> Outcome<Arc<Self>> {
         let stream = Arc::new(Self {
             handle,
             context,
+            device,
             blocking,
             legacy,
             inner: Mutex::default(),
@@ -68,6 +72,7 @@ impl Stream {
     }
 
     fn work(&self) {
+        let mut late = Machine::get().late_streams;
         loop {
             let mut inner = lock(&self.inner);
             let (work, kind) = loop {
@@ -84,6 +89,10 @@ impl Stream {
             };
             let skip = inner.error.is_some() && kind == Kind::Ordinary;
             drop(inner);
+            if late && kind == Kind::Ordinary {
+                residency::idle(self.device);
+                late = false;
+            }
             let outcome = if skip { Ok(()) } else { work() };
             let mut inner = lock(&self.inner);
             inner.done += 1;

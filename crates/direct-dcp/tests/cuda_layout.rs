@@ -4,6 +4,9 @@
 
 mod cuda_common;
 
+use std::thread::sleep;
+use std::time::Duration;
+
 use cuda_common::{Machine, Rank, read, threads};
 use direct_dcp::cuda::{CaptureMode, DeviceBuffer, DeviceRows, FinalLayout, PlacedRows, Planes};
 use direct_dcp::plan::{ChunkPlanner, RowMap, Sharding};
@@ -138,8 +141,7 @@ fn end_to_end(seed: u64, way: Way) {
         for chunk in plan.chunks() {
             let layout =
                 direct_dcp::FinalLayout::new(&chunk.row_map(me).unwrap(), format, planes).unwrap();
-            let context = rank.gather.workspace().context();
-            let layout = FinalLayout::new(context, &layout).unwrap();
+            let layout = FinalLayout::new(rank.gather.workspace(), &layout).unwrap();
             let mut local_slots = Vec::new();
             for part in chunk.parts() {
                 let valid = part.local_start..part.local_start + part.valid_rows(me);
@@ -204,7 +206,7 @@ fn end_to_end(seed: u64, way: Way) {
 fn uneven<const W: usize>(rank: &Rank, counts: [usize; W], format: RowFormat) -> FinalLayout {
     let map = RowMap::uneven(&counts, rank.group.rank()).unwrap();
     let layout = direct_dcp::FinalLayout::new(&map, format, &[format.dim()]).unwrap();
-    FinalLayout::new(rank.gather.workspace().context(), &layout).unwrap()
+    FinalLayout::new(rank.gather.workspace(), &layout).unwrap()
 }
 
 const FORMAT: RowFormat = RowFormat::new(DType::Bytes, 32);
@@ -313,6 +315,35 @@ unsafe fn direct_upload(rank: &Rank, to: u64, bytes: &[u8]) {
     rank.stream.synchronize().unwrap();
 }
 
+/// Where what a stream does first waits for the kernels that run, a rank may still make its layout
+/// when the others' gathers wait for it.
+#[test]
+fn a_late_layout_is_not_held_back() {
+    Machine::new(1).with("DIRECT_DCP_FAKE_LATE_STREAMS", 1).run(
+        "a_late_layout_is_not_held_back",
+        |_| {
+            threads(2, |group| {
+                let rank = Rank::new(group, 0, WorkspaceOptions::new(8, FORMAT)).unwrap();
+                let me = rank.rank();
+                let local = upload(&rank, &bytes(me as u64, 3));
+                rank.meet();
+                if me == 1 {
+                    sleep(Duration::from_millis(100));
+                }
+                let layout = uneven(&rank, [3, 3], FORMAT);
+                let from = PlacedRows::dense(rows(&local, 3 * 32));
+                let gather = &rank.gather;
+                let got = gather.gather_final(0, &rank.stream, &from, &layout);
+                let got = got.unwrap();
+                gather.wait(&rank.stream).unwrap();
+                assert_eq!(plane(&rank, &got, 0), [bytes(0, 3), bytes(1, 3)].concat());
+                drop(got);
+                rank.meet();
+            });
+        },
+    );
+}
+
 /// A place or a slot out of range, which only the device sees, is an error of the rank that has it;
 /// the others learn that it failed. Nothing is stored where it should not, and the devices go on.
 #[test]
@@ -350,10 +381,7 @@ fn what_is_out_of_range_is_an_error() {
                     _ => panic!("rank {me}: {error:?}"),
                 }
                 // The context is alive, and a rebuilt group gathers.
-                let group = rank
-                    .group
-                    .rebuild(std::time::Duration::from_secs(20))
-                    .unwrap();
+                let group = rank.group.rebuild(Duration::from_secs(20)).unwrap();
                 drop(rank);
                 let rank = Rank::new(group, device, options.clone()).unwrap();
                 rank.gather_into(0, 2, 77);
@@ -475,7 +503,6 @@ fn copied_runs(seed: u64, world: usize, devices: usize, slots: usize) {
     threads(world, |group| {
         let device = (group.rank() % devices) as u32;
         let rank = Rank::new(group, device, options.clone().way(Way::CopyEngine)).unwrap();
-        let context = rank.gather.workspace().context();
         // The same on all ranks.
         let mut dice = StdRng::seed_from_u64(seed);
         // What each slot held before, as far as it is known.
@@ -502,7 +529,7 @@ fn copied_runs(seed: u64, world: usize, devices: usize, slots: usize) {
             let mine = &local[rank.rank()];
             let map = RowMap::from_rows(mine, total).unwrap();
             let layout = direct_dcp::FinalLayout::new(&map, FORMAT, split).unwrap();
-            let layout = FinalLayout::new(context, &layout).unwrap();
+            let layout = FinalLayout::new(rank.gather.workspace(), &layout).unwrap();
             let rows_of = |owner: usize, len: usize| {
                 (0..len)
                     .flat_map(|index| row(owner, index))

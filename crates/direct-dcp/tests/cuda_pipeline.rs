@@ -227,6 +227,28 @@ fn a_gather_waits_for_its_rows() {
     });
 }
 
+/// Where what a stream does first waits for the kernels that run, the window of a rank that is late
+/// does not wait for those of the others, which wait for it.
+#[test]
+fn a_first_window_is_not_held_back() {
+    Machine::new(1).with("DIRECT_DCP_FAKE_LATE_STREAMS", 1).run(
+        "a_first_window_is_not_held_back",
+        |_| {
+            threads(2, |group| {
+                let mut ends = Ends::new(group, 0, options(2));
+                ends.group.barrier().unwrap();
+                if ends.rank == 1 {
+                    sleep(millis(100));
+                }
+                let ticket = ends.submit(0).unwrap();
+                ends.acquire_and_read(&ticket, 0);
+                ends.check([0]);
+                ends.meet();
+            });
+        },
+    );
+}
+
 /// A reader on another stream keeps the window S - 1 later from being gathered, and not the one
 /// before that.
 #[test]

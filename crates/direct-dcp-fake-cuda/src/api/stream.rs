@@ -40,7 +40,7 @@ pub(super) fn find(state: &mut State, handle: usize) -> Outcome<(Arc<Stream>, u3
     if let Some(stream) = state.default_streams.get(&key) {
         return Ok((Arc::clone(stream), device));
     }
-    let stream = Stream::start(new_handle(), context, !legacy, legacy)?;
+    let stream = Stream::start(new_handle(), (context, device), !legacy, legacy)?;
     state.default_streams.insert(key, Arc::clone(&stream));
     Ok((stream, device))
 }
@@ -193,9 +193,9 @@ export! {
     fn cuStreamCreate(stream: Out<usize>, flags: c_uint) {
         ensure(flags <= 1, Code::INVALID_VALUE)?;
         let mut state = state();
-        let (context, _) = require_context(&state)?;
+        let owner = require_context(&state)?;
         let handle = new_handle();
-        let created = Stream::start(handle, context, flags == 0, false)?;
+        let created = Stream::start(handle, owner, flags == 0, false)?;
         state.streams.insert(handle, created);
         stream.set(handle)
     }

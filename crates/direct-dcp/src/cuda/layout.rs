@@ -3,8 +3,9 @@
 use std::ops::Range;
 
 use direct_dcp_cuda::gather::{DevicePlacement, Held};
-use direct_dcp_cuda::{Context, CudaError, Stream};
+use direct_dcp_cuda::{CudaError, Stream};
 
+use super::workspace::Workspace;
 use crate::error::{GatherError, from_cuda};
 use crate::format::RowFormat;
 
@@ -17,14 +18,14 @@ pub struct FinalLayout {
 }
 
 impl FinalLayout {
-    /// Uploads `layout`, and waits. `context` is that of the workspace.
+    /// Uploads `layout` to the device of `workspace`, and waits.
     ///
     /// # Errors
     /// [`GatherError::Driver`].
-    pub fn new(context: &Context, layout: &crate::FinalLayout) -> Result<Self, GatherError> {
-        let device = Stream::new(context).and_then(|stream| upload(&stream, layout));
+    pub fn new(workspace: &Workspace, layout: &crate::FinalLayout) -> Result<Self, GatherError> {
+        let placement = upload(workspace.stream(), layout);
         Ok(FinalLayout {
-            placement: device.map_err(|error| from_cuda(&error))?,
+            placement: placement.map_err(|error| from_cuda(&error))?,
             layout: layout.clone(),
         })
     }

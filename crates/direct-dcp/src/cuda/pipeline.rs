@@ -82,16 +82,18 @@ impl Ticket {
 }
 
 impl Pipeline {
-    /// A pipeline on `ubatch`, with a stream of its own.
+    /// A pipeline on `ubatch`, with a stream of its own. Where ranks share a device, let them meet
+    /// between this and their next gather: a new stream may have to wait for those of the others.
     ///
     /// # Errors
     /// [`GatherError::Driver`] where there is no stream to be had. A ubatch that the workspace does
     /// not have is refused by [`submit`](Pipeline::submit).
     pub fn new(gather: impl Into<Arc<KvGather>>, ubatch: usize) -> Result<Self, GatherError> {
         let gather = gather.into();
-        let context = gather.workspace().context();
-        let (side, ready) = Stream::new(context)
-            .and_then(|side| Ok((side, Event::new(context)?)))
+        let workspace = gather.workspace();
+        let (side, ready) = workspace
+            .new_stream()
+            .and_then(|side| Ok((side, Event::new(workspace.context())?)))
             .map_err(|error| from_cuda(&error))?;
         Ok(Pipeline {
             gather,

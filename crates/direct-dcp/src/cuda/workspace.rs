@@ -8,7 +8,7 @@ use direct_dcp_cuda::gather::{
     CallOptions, Delivery, Kernel, Lane, LaneOptions, LaunchError, Layout, Reach, Rehearsal,
     Report, Transport,
 };
-use direct_dcp_cuda::{Context, CudaError, Device, DeviceAttribute, Driver, Stream};
+use direct_dcp_cuda::{Context, CudaError, Device, DeviceAttribute, DeviceBuffer, Driver, Stream};
 use direct_dcp_kernels::device::Receiver;
 
 use super::choice::{Choice, route};
@@ -46,7 +46,10 @@ pub struct Workspace {
     options: WorkspaceOptions,
     choice: Choice,
     setting: Setting,
-    context: Context,
+    /// For set-up.
+    stream: Arc<Stream>,
+    /// For the first work of streams.
+    scratch: DeviceBuffer,
     sharing: u32,
 }
 
@@ -107,6 +110,8 @@ impl Workspace {
                 layout.ubatches,
             );
         }
+        let scratch = DeviceBuffer::new(context, 1).map_err(|error| refused(group, error));
+        let scratch = everybody(group, scratch)?;
         let watcher = Watcher::start(group.control().clone(), lanes.clone(), layout.world_size);
         let watcher = everybody(group, watcher.map_err(|error| refused(group, error)))?;
         Ok(Workspace {
@@ -116,7 +121,8 @@ impl Workspace {
             options,
             choice,
             setting,
-            context: context.clone(),
+            stream,
+            scratch,
             sharing: sharing as u32,
         })
     }
@@ -177,7 +183,7 @@ impl Workspace {
     /// The context of this rank's device.
     #[must_use]
     pub fn context(&self) -> &Context {
-        &self.context
+        self.stream.context()
     }
 
     /// Ranks on this rank's device, itself counted.
@@ -205,6 +211,19 @@ impl Workspace {
         self.options
             .blocks
             .and_then(|blocks| blocks.try_into().ok())
+    }
+
+    /// The stream of set-up, on which nothing waits for peers.
+    pub(super) fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// A new stream that has done its first work. A driver may hold that back until other kernels of
+    /// the device have ended, those of ranks that wait for this one too.
+    pub(super) fn new_stream(&self) -> Result<Stream, CudaError> {
+        let stream = Stream::new(self.context())?;
+        self.scratch.fill(&stream, 0)?;
+        Ok(stream)
     }
 
     pub(super) fn lane(&self, ubatch: usize) -> Option<&Arc<Lane>> {

@@ -256,8 +256,7 @@ fn poison(buffer: &DeviceBuffer, streams: &[&Stream]) -> Result<(), CudaError> {
     let mut bytes = vec![POISON; buffer.bytes()];
     for stream in streams {
         buffer.upload(stream, 0, &bytes)?;
-        // SAFETY: all of the buffer, which nobody else uses yet.
-        unsafe { stream.fill_u8(buffer.address(), POISON, bytes.len()) }?;
+        buffer.fill(stream, POISON)?;
         buffer.download(stream, 0, &mut bytes)?;
     }
     Ok(())
