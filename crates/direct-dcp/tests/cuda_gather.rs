@@ -7,9 +7,11 @@ mod cuda_common;
 use std::thread::sleep;
 use std::time::Duration;
 
-use cuda_common::{Machine, ROWS, Rank, WAYS, each, options, read, rows_of, rows_of_all, threads};
+use cuda_common::{
+    Machine, POISON, ROWS, Rank, WAYS, each, options, read, rows_of, rows_of_all, threads,
+};
 use direct_dcp::cuda::{
-    CaptureMode, DeviceBuffer, DeviceRows, DeviceRowsMut, ExecutableGraph, Stream,
+    CaptureMode, DeviceBuffer, DeviceRows, DeviceRowsMut, ExecutableGraph, KvGather, Stream,
 };
 use direct_dcp::{DType, GatherError, Group, RowFormat, Way, WorkspaceOptions};
 
@@ -99,27 +101,20 @@ fn odd_rows_take_narrow_accesses() {
     });
 }
 
-/// As many blocks as pay, no more than are asked for, no more than are resident.
+/// As many blocks as pay, no more than are resident.
 #[test]
 fn blocks_are_limited() {
-    let sizes = |blocks: Option<usize>| {
-        threads(4, |group| {
-            let mut options = WorkspaceOptions::new(1024 * 4, ROWS).way(Way::Push);
-            if let Some(blocks) = blocks {
-                options = options.blocks(blocks);
-            }
-            let rank = Rank::new(group, 0, options).unwrap();
-            rank.gather_into(0, 1024, 1);
-            rank.gather_into(0, 1000, 2);
-            rank.meet();
-        });
-    };
-    // Two blocks of four ranks are resident, where a slice would pay for 72.
+    // Two blocks of four ranks are resident, where a slice would pay for 144.
     Machine::new(1)
         .with("DIRECT_DCP_FAKE_SMS", 4)
         .run("blocks_are_limited", |_| {
-            sizes(None);
-            sizes(Some(1));
+            threads(4, |group| {
+                let options = WorkspaceOptions::new(1024 * 4, ROWS).way(Way::Push);
+                let rank = Rank::new(group, 0, options).unwrap();
+                rank.gather_into(0, 1024, 1);
+                rank.gather_into(0, 1000, 2);
+                rank.meet();
+            });
         });
 }
 
@@ -161,7 +156,6 @@ fn ranks_whose_rows_are_aligned_differently_fit_one_device() {
     );
 }
 
-/// Calls on two ubatches are under way at once, which the ranks have begun in opposite orders.
 #[test]
 fn calls_of_all_ubatches_fit_one_device() {
     Machine::new(1).with("DIRECT_DCP_FAKE_SMS", 4).run(
@@ -171,37 +165,64 @@ fn calls_of_all_ubatches_fit_one_device() {
                 let options = WorkspaceOptions::new(32 * 2, ROWS).ubatches(2);
                 let rank = Rank::new(group, 0, options.way(Way::Push)).unwrap();
                 let rank = rank.limits(5000, 5000);
-                let bytes = 32 * rank.row_bytes();
-                let context = rank.context();
-                let desks = [0, 1].map(|ubatch| {
-                    let stream = Stream::new(context).unwrap();
-                    let storage = DeviceBuffer::new(context, 3 * bytes).unwrap();
-                    let rows = rows_of(ubatch, rank.rank(), bytes);
-                    storage.upload(&stream, 0, &rows).unwrap();
-                    (stream, storage)
-                });
-                rank.group.barrier().unwrap();
-                for step in 0..2 {
-                    let ubatch = (step + rank.rank()) % 2;
-                    let (stream, storage) = &desks[ubatch];
-                    let address = storage.address();
-                    // SAFETY: the first part of the storage, until the waits below.
-                    let local = unsafe { DeviceRows::new(address, bytes) };
-                    // SAFETY: the rest of it.
-                    let out = unsafe { DeviceRowsMut::new(address + bytes as u64, 2 * bytes) };
-                    rank.gather.gather_into(ubatch, stream, local, out).unwrap();
-                    // The other rank's call on the other ubatch has begun too.
-                    sleep(Duration::from_millis(100));
-                }
-                for (ubatch, (stream, storage)) in (0..).zip(&desks) {
-                    rank.gather.wait(stream).unwrap();
-                    let got = read(stream, storage.address() + bytes as u64, 2 * bytes);
-                    assert!(got == rows_of_all(ubatch, 0..2, bytes), "other bytes");
-                }
+                begin_in_opposite_orders(&rank.group, [(&rank.gather, 0), (&rank.gather, 1)]);
                 rank.meet();
             });
         },
     );
+}
+
+/// No more blocks than are asked for: so those of two workspaces fit beside each other.
+#[test]
+fn calls_of_two_workspaces_with_few_blocks_fit_one_device() {
+    Machine::new(1).with("DIRECT_DCP_FAKE_SMS", 4).run(
+        "calls_of_two_workspaces_with_few_blocks_fit_one_device",
+        |_| {
+            threads(2, |group| {
+                let options = WorkspaceOptions::new(32 * 2, ROWS).way(Way::Push).blocks(2);
+                let first = Rank::new(group.clone(), 0, options.clone()).unwrap();
+                let second = Rank::new(group, 0, options).unwrap();
+                let [first, second] = [first, second].map(|rank| rank.limits(5000, 5000));
+                begin_in_opposite_orders(&first.group, [(&first.gather, 0), (&second.gather, 0)]);
+                first.meet();
+            });
+        },
+    );
+}
+
+/// Two calls of 32 rows, each of a gather and a ubatch, are under way at once, and odd ranks have
+/// begun them in the other order.
+fn begin_in_opposite_orders(group: &Group, calls: [(&KvGather, usize); 2]) {
+    let (me, world) = (group.rank(), group.world_size());
+    let bytes = 32 * ROWS.row_bytes();
+    let context = calls[0].0.workspace().context();
+    let desks = [0, 1].map(|call| {
+        let stream = Stream::new(context).unwrap();
+        let storage = DeviceBuffer::new(context, (1 + world) * bytes).unwrap();
+        storage.fill(&stream, POISON).unwrap();
+        storage
+            .upload(&stream, 0, &rows_of(call, me, bytes))
+            .unwrap();
+        (stream, storage)
+    });
+    group.barrier().unwrap();
+    for step in 0..2 {
+        let call = (step + me) % 2;
+        let ((gather, ubatch), (stream, storage)) = (calls[call], &desks[call]);
+        let address = storage.address();
+        // SAFETY: the first part of the storage, until the waits below.
+        let local = unsafe { DeviceRows::new(address, bytes) };
+        // SAFETY: the rest of it.
+        let out = unsafe { DeviceRowsMut::new(address + bytes as u64, world * bytes) };
+        gather.gather_into(ubatch, stream, local, out).unwrap();
+        // The other ranks' calls, the other ones, have begun too.
+        sleep(Duration::from_millis(100));
+    }
+    for (call, (stream, storage)) in (0..).zip(&desks) {
+        calls[call as usize].0.wait(stream).unwrap();
+        let got = read(stream, storage.address() + bytes as u64, world * bytes);
+        assert!(got == rows_of_all(call, 0..world, bytes), "other bytes");
+    }
 }
 
 /// A slot is used again two calls later, however late some rank is.

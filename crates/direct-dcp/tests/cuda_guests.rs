@@ -21,7 +21,7 @@ use direct_dcp_kernels::{FaultCode, Shape};
 
 const WORLD: usize = 2;
 const ROW: usize = 128;
-const CAPACITY: usize = 32;
+const CAPACITY: usize = 2048;
 const SLOT: usize = CAPACITY * ROW;
 /// Where an engine puts its signals, in memory of this size.
 const SIGNALS: u64 = 1 << 20;
@@ -216,6 +216,36 @@ fn ranks_of_ours_share_one_address() {
     });
 }
 
+/// Engines gather two ubatches at once, each in memory of its own.
+#[test]
+fn calls_of_two_ubatches_fit_a_device() {
+    Machine::new(2).with("DIRECT_DCP_FAKE_SMS", 1).run(
+        "calls_of_two_ubatches_fit_a_device",
+        |_| {
+            let engines = [0, 1].map(|_| Engine::new());
+            let lanes = engines
+                .each_ref()
+                .map(|engine| [engine.lane(0), engine.lane(1)]);
+            thread::scope(|scope| {
+                for (ubatch, engine) in engines.iter().enumerate() {
+                    for (rank, context) in engine.contexts.iter().enumerate() {
+                        let lane = &lanes[ubatch][rank].0;
+                        scope.spawn(move || {
+                            // Odd ranks begin with the other one.
+                            let wait = if ubatch == rank { 0 } else { 100 };
+                            thread::sleep(Duration::from_millis(wait));
+                            let rows = rows_of(ubatch as u64, rank, SLOT / WORLD);
+                            let got = call(lane, context, &rows, PATIENCE).unwrap();
+                            let expected = rows_of_all(ubatch as u64, 0..WORLD, SLOT / WORLD);
+                            assert!(got == expected, "other bytes");
+                        });
+                    }
+                }
+            });
+        },
+    );
+}
+
 #[test]
 fn a_missing_rank_is_named_until_it_is_forgotten() {
     Machine::new(2).run("a_missing_rank_is_named_until_it_is_forgotten", |fake| {
@@ -251,7 +281,7 @@ fn what_does_not_fit_is_not_launched() {
         let engine = Engine::new();
         let (lane, epoch) = engine.lane(0);
         let context = &engine.contexts[0];
-        for bytes in [0, 17 * ROW] {
+        for bytes in [0, SLOT / WORLD + ROW] {
             let refused = call(&lane, context, &vec![1; bytes.max(1)][..bytes], PATIENCE);
             assert!(refused.is_err(), "{bytes}");
         }
