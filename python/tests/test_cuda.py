@@ -56,9 +56,14 @@ def same(tensor, reference):
 
 def on_streams(world, body, **options):
     """Runs `body(group)` in a thread and on a stream for each rank."""
-    # Made here, so that no rank waits for the device while another's kernel waits for it.
+    # Made here, each with a copy in, a kernel and a copy out, so that no rank waits for the device
+    # while another's kernel waits for it.
     while len(_streams) < world:
-        _streams.append(torch.cuda.Stream())
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            torch.arange(8).cuda().add(1).cpu()
+        stream.synchronize()
+        _streams.append(stream)
 
     def rank(group):
         with torch.cuda.stream(_streams[group.rank]):
