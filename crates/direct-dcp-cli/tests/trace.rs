@@ -251,6 +251,20 @@ fn what_is_wrong_is_said_in_a_line() {
             "bytes",
         ),
         (run(&["bench", "--budget", "64"]), 2, "--trace"),
+        (run(&["bench", "--time", "--rows", "1"]), 2, "--rows"),
+        (run(&["bench", "--time", "-n", "5"]), 2, "--iters"),
+        (run(&["bench", "--limit", "2", "-w", "1"]), 2, "--warmup"),
+        (
+            run(&["bench", "--interleave", "2", "--tune", "x"]),
+            2,
+            "--tune",
+        ),
+        (
+            run(&["bench", "--block", "2", "--pipeline"]),
+            2,
+            "--pipeline",
+        ),
+        (run(&["bench", "--time", "--planes", "1"]), 2, "--planes"),
     ] {
         assert_eq!(ended.status.code(), Some(status), "{ended:?}");
         assert_eq!(ended.stderr.lines().count(), 1, "{ended:?}");

@@ -125,14 +125,23 @@ Examples:
   direct-dcp bench --trace conversation.jsonl --ranks 8 --interleave 16
   direct-dcp bench --trace conversation.jsonl --time --limit 500")]
 pub(crate) struct Args {
-    /// The smallest size S; K, M and G stand for powers of 1024
+    /// The smallest size S [default: the largest]; K, M and G stand for powers of 1024. Sizes are
+    /// rounded down to whole rows of every rank, but to one row at least
     #[arg(short = 'b', long, value_name = "SIZE", value_parser = args::size, conflicts_with = "rows")]
     minbytes: Option<usize>,
-    /// The largest size S
+    /// The largest size S [default: the smallest]
     #[arg(short = 'e', long, value_name = "SIZE", value_parser = args::size, conflicts_with = "rows")]
     maxbytes: Option<usize>,
-    /// By what the size grows from step to step, 2 or more
-    #[arg(short = 'f', long, value_name = "N", default_value_t = 2, value_parser = factor)]
+    /// By what the size grows from the smallest to the largest, 2 or more
+    #[arg(
+        short = 'f',
+        long,
+        value_name = "N",
+        default_value_t = 2,
+        value_parser = factor,
+        requires_all = ["minbytes", "maxbytes"],
+        conflicts_with = "rows"
+    )]
     stepfactor: usize,
     /// Calls in each timed loop
     #[arg(short = 'n', long, value_name = "N", default_value_t = 20, value_parser = args::iterations)]
@@ -194,14 +203,14 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = blocks)]
     blocks: Option<usize>,
     /// Time gathers that overlap with the reading of earlier results, with 2 slots and with 3
-    #[arg(long, conflicts_with_all = ["mode", "cudagraph", "trace", "layout"])]
+    #[arg(long, conflicts_with_all = ["mode", "cudagraph", "layout"])]
     pipeline: bool,
     /// Find the fastest way of each size and mode, and write them to this file
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["pipeline", "trace", "layout", "tuning"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["pipeline", "layout", "tuning"])]
     tune: Option<PathBuf>,
     /// Go by the ways that this file names for such ranks, where none is forced; on CPUs by one for
     /// all calls of a workspace, that of the largest zero-copy
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["pipeline", "trace", "layout"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["pipeline", "layout"])]
     tuning: Option<PathBuf>,
     /// How to print the result
     #[arg(long, value_enum, default_value_t = Format::Table)]

@@ -14,14 +14,17 @@ use std::path::PathBuf;
 use std::slice;
 
 /// What is replayed, and how it is planned.
+// The conflicts are those of every option here: an option that conflicts with a required one makes that
+// one no longer required, so `requires` alone would let `--time --rows 1` pass.
 #[derive(Debug, clap::Args)]
+#[group(id = "replay", conflicts_with_all = [
+    "minbytes", "maxbytes", "stepfactor", "iters", "cudagraph", "warmup", "check", "loops", "rows",
+    "device", "way", "mode", "blocks", "layout", "requests", "planes", "pipeline", "tune", "tuning",
+])]
 pub(super) struct Options {
     /// Count, without making them, the gathers of a trace of requests: a file of JSON lines as
     /// Mooncake published
-    #[arg(long, value_name = "FILE", conflicts_with_all = [
-        "minbytes", "maxbytes", "stepfactor", "iters", "cudagraph", "warmup", "check", "loops",
-        "rows", "device", "way", "mode", "blocks", "layout", "requests", "planes",
-    ])]
+    #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// Traces: how many neighbouring tokens go to one rank
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = args::positive, requires = "trace")]
